@@ -1,0 +1,154 @@
+"""Every environment variable of Iris: name, type, default and meaning. No other file reads the environment for them.
+
+``docs/env.md`` is generated from :data:`VARIABLES` by ``python -m iris._env``; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from iris.errors import EnvironmentValueError
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: the variable's name.
+        default: the value used when it is unset or empty.
+        possible: the possible values, in words, for the documentation and the error text.
+        meaning: what it changes.
+        parse: turns the text into the value; raises ValueError for text it does not know.
+    """
+
+    name: str
+    default: Any
+    possible: str
+    meaning: str
+    parse: Callable[[str], Any]
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in names:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_ALL = (
+    Variable(
+        "IRIS_RUNTIME",
+        "auto",
+        "auto, gpu, cpu or sim",
+        "Where ranks run. auto takes gpu when a GPU is visible and cpu otherwise.",
+        _choice("auto", "gpu", "cpu", "sim"),
+    ),
+    Variable(
+        "IRIS_LOG_LEVEL",
+        "warning",
+        "debug, info, warning or error",
+        "Lowest level that the `iris` logger prints. info prints each plan once per shape.",
+        _choice(*_LOG_LEVELS),
+    ),
+    Variable(
+        "IRIS_CHECK",
+        "first",
+        "first, always or off",
+        "When the arguments of an operation are compared across ranks: at the first call of a combination, at every "
+        "call, or never.",
+        _choice("first", "always", "off"),
+    ),
+    Variable(
+        "IRIS_TIMEOUT",
+        60.0,
+        "seconds, more than 0",
+        "Longest time that a device-side wait or a host exchange waits for a peer before it becomes an error.",
+        _positive_float,
+    ),
+    Variable(
+        "IRIS_ALLOCATOR",
+        None,
+        "torch, vmem or vmem_chunked",
+        "Overrides the allocator_type argument of iris.iris(). Accepted for programs written for other releases; one "
+        "allocator serves all three names.",
+        _choice("torch", "vmem", "vmem_chunked"),
+    ),
+    Variable(
+        "IRIS_GPU_ARCH",
+        None,
+        "an architecture such as gfx942, gfx950, sm_90 or sm_100",
+        "Overrides the detected architecture when configurations are chosen.",
+        lambda text: text.strip().lower(),
+    ),
+    Variable(
+        "IRIS_RANKS_PER_GPU",
+        None,
+        "a whole number above 0",
+        "Set by `iris run` when several ranks share a GPU; persistent kernels keep to their share of its compute units.",
+        _positive_int,
+    ),
+)
+
+VARIABLES: dict[str, Variable] = {variable.name: variable for variable in _ALL}
+
+
+def get(name: str) -> Any:
+    """Value of variable ``name``, parsed; its default when unset or empty.
+
+    Raises:
+        EnvironmentValueError: the variable holds text that it does not know.
+    """
+    variable = VARIABLES[name]
+    text = os.environ.get(name, "")
+    if not text.strip():
+        return variable.default
+    try:
+        return variable.parse(text)
+    except ValueError:
+        raise EnvironmentValueError(f"{name}={text!r} is not known; possible: {variable.possible}") from None
+
+
+def check_all() -> None:
+    """Parse every variable that is set, so that a wrong value is reported before any work is done.
+
+    Raises:
+        EnvironmentValueError: names the first variable with an unknown value.
+    """
+    for name in VARIABLES:
+        get(name)
+
+
+def markdown() -> str:
+    """The table of ``docs/env.md``."""
+    rows = ["| variable | possible values | default | meaning |", "|---|---|---|---|"]
+    for v in _ALL:
+        default = "unset" if v.default is None else str(v.default)
+        rows.append(f"| `{v.name}` | {v.possible} | {default} | {v.meaning} |")
+    return "# Environment variables\n\n" + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,103 @@
+"""The errors Iris raises.
+
+One class for each kind of fault. Every class is an :class:`IrisError` and also the builtin exception that a caller
+who has never heard of Iris would expect, so both ``except IrisError`` and ``except ValueError`` work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class IrisError(Exception):
+    """Base of every error that Iris raises on purpose."""
+
+
+class ArgumentError(IrisError, ValueError):
+    """An argument cannot be used: the message says which one, what was given and what is possible."""
+
+
+class NotSymmetricError(ArgumentError):
+    """A tensor that a peer reads or writes does not live on the symmetric heap."""
+
+
+class NotAMemberError(ArgumentError):
+    """The calling rank is not in the process group it passed."""
+
+
+class EnvironmentValueError(ArgumentError):
+    """An environment variable holds a value that Iris does not know."""
+
+
+class RankMismatch(IrisError, ValueError):
+    """The ranks of a collective call disagree; raised on all of them with each rank's values."""
+
+
+class HeapExhausted(IrisError, MemoryError):
+    """The symmetric heap cannot hold an allocation. The context stays usable."""
+
+
+class DeviceMismatch(IrisError, RuntimeError):
+    """A tensor or device argument does not belong to the context's device."""
+
+
+class OutputError(IrisError, RuntimeError):
+    """An ``out=`` tensor has the wrong size, dtype or place."""
+
+
+class RuntimeConflict(IrisError, RuntimeError):
+    """The runtime was settled one way and something now needs it another way."""
+
+
+class CaptureError(IrisError, RuntimeError):
+    """A call that needs the host was made while a graph was being captured."""
+
+
+class UnsupportedError(IrisError, NotImplementedError):
+    """A feature does not exist for this runtime, dtype or machine; the message names what does."""
+
+
+class RankLost(IrisError, RuntimeError):
+    """A rank died, raised, or did not arrive within the time limit. ``ranks`` names the missing ones."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.ranks = ranks
+
+
+@dataclass(frozen=True)
+class WaitRecord:
+    """What a program saw when its wait ran out of time.
+
+    Attributes:
+        rank: the rank whose program gave up.
+        kernel: name of the kernel, or a list of the candidates when several were in flight.
+        flag: name of the tensor that holds the flag and the element index, or an address.
+        wanted: the value the program waited for.
+        seen: the last value it read.
+        peer: the rank expected to write the flag, -1 when the kernel did not say.
+        program: linear program id within the grid.
+    """
+
+    rank: int
+    kernel: str
+    flag: str
+    wanted: int
+    seen: int
+    peer: int
+    program: int
+
+    def __str__(self) -> str:
+        writer = f"rank {self.peer}" if self.peer >= 0 else "a peer"
+        return (
+            f"rank {self.rank}, kernel {self.kernel}, program {self.program}: waited for {self.flag} to reach "
+            f"{self.wanted}, last saw {self.seen}; {writer} was expected to write it"
+        )
+
+
+class WaitTimeout(IrisError, TimeoutError):
+    """A device-side wait ran out of time. Results of the kernels since the last barrier are not valid."""
+
+    def __init__(self, message: str, records: tuple[WaitRecord, ...] = ()):
+        super().__init__(message)
+        self.records = records

@@ -27,6 +27,7 @@ class Target:
         warp_size: threads of a warp.
         chiplets: dies that have an L2 cache of their own.
         clock_hz: ticks a second of the clock that kernels read.
+        fp8: names of the fp8 dtypes of torch that the target multiplies.
     """
 
     vendor: str
@@ -37,6 +38,7 @@ class Target:
     warp_size: int
     chiplets: int
     clock_hz: int
+    fp8: tuple[str, ...] = ()
 
     @property
     def compiled(self) -> bool:
@@ -63,17 +65,19 @@ class Target:
 
 
 _KIB = 1024
+_OCP_FP8 = ("float8_e4m3fn", "float8_e5m2")
+_FNUZ_FP8 = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 
 KNOWN: dict[str, Target] = {
-    "mi300x": Target("amd", "gfx942", "AMD Instinct MI300X", 304, 64 * _KIB, 64, 8, 100_000_000),
-    "mi325x": Target("amd", "gfx942", "AMD Instinct MI325X", 304, 64 * _KIB, 64, 8, 100_000_000),
-    "mi350x": Target("amd", "gfx950", "AMD Instinct MI350X", 256, 160 * _KIB, 64, 8, 100_000_000),
-    "h100": Target("nvidia", "sm_90", "NVIDIA H100", 132, 227 * _KIB, 32, 1, 1_000_000_000),
-    "h200": Target("nvidia", "sm_90", "NVIDIA H200", 132, 227 * _KIB, 32, 1, 1_000_000_000),
-    "b200": Target("nvidia", "sm_100", "NVIDIA B200", 148, 227 * _KIB, 32, 2, 1_000_000_000),
+    "mi300x": Target("amd", "gfx942", "AMD Instinct MI300X", 304, 64 * _KIB, 64, 8, 100_000_000, _FNUZ_FP8),
+    "mi325x": Target("amd", "gfx942", "AMD Instinct MI325X", 304, 64 * _KIB, 64, 8, 100_000_000, _FNUZ_FP8),
+    "mi350x": Target("amd", "gfx950", "AMD Instinct MI350X", 256, 160 * _KIB, 64, 8, 100_000_000, _OCP_FP8),
+    "h100": Target("nvidia", "sm_90", "NVIDIA H100", 132, 227 * _KIB, 32, 1, 1_000_000_000, _OCP_FP8),
+    "h200": Target("nvidia", "sm_90", "NVIDIA H200", 132, 227 * _KIB, 32, 1, 1_000_000_000, _OCP_FP8),
+    "b200": Target("nvidia", "sm_100", "NVIDIA B200", 148, 227 * _KIB, 32, 2, 1_000_000_000, _OCP_FP8),
 }
 
-INTERPRETER = Target("cpu", "interpreter", "Triton interpreter", 8, 1 << 30, 32, 1, 1_000_000_000)
+INTERPRETER = Target("cpu", "interpreter", "Triton interpreter", 8, 1 << 30, 32, 1, 1_000_000_000, _OCP_FP8 + _FNUZ_FP8)
 
 
 def compiled_archs() -> tuple[str, ...]:
@@ -137,4 +141,5 @@ def detect(device_index: int) -> Target:
         warp_size=getattr(properties, "warp_size", 64 if amd else 32),
         chiplets=family.chiplets if family else 1,
         clock_hz=100_000_000 if amd else 1_000_000_000,
+        fp8=family.fp8 if family else (),
     )

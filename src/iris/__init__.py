@@ -1,0 +1,81 @@
+"""Iris: multi-GPU Triton kernels over a symmetric heap, and fused GEMM + communication operations.
+
+Importing ``iris`` settles the runtime (``gpu``, or ``cpu`` with Triton's interpreter) and makes Triton agree, so import
+it before ``triton``. It creates no device context and starts no process group; ``iris.iris()`` does.
+"""
+
+from iris.runtime.settle import settle as _settle
+
+_settle()
+
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError  # noqa: E402
+from importlib.metadata import version as _version  # noqa: E402
+
+from iris import errors  # noqa: E402
+from iris.device import _asm as device_utils  # noqa: E402
+from iris.device import signal  # noqa: E402
+from iris.device.atomics import (  # noqa: E402
+    atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_sub,
+    atomic_xchg,
+    atomic_xor,
+)
+from iris.device.context import DeviceContext  # noqa: E402
+from iris.device.memory import copy, get, load, put, store  # noqa: E402
+from iris.errors import IrisError  # noqa: E402
+from iris.runtime.context import Iris, iris  # noqa: E402
+from iris.runtime.logs import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level  # noqa: E402
+from iris.runtime.tensors import CUDAArrayInterface, tensor_from_ptr  # noqa: E402
+from iris.runtime.timing import do_bench  # noqa: E402
+
+Context = DeviceContext
+
+Iris.services.update(
+    device_barrier="iris.x.barrier:DeviceBarrier",
+    ops="iris.ops:OpsNamespace",
+    all_gather_matmul_state="iris.ops.all_gather_matmul:State",
+)
+
+try:
+    __version__ = _version("iris-kernels")
+except _PackageNotFoundError:  # running from a source tree that is not installed
+    __version__ = "0.0.0"
+
+__all__ = [
+    "DEBUG",
+    "ERROR",
+    "INFO",
+    "WARNING",
+    "CUDAArrayInterface",
+    "Context",
+    "DeviceContext",
+    "Iris",
+    "IrisError",
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_sub",
+    "atomic_xchg",
+    "atomic_xor",
+    "copy",
+    "device_utils",
+    "do_bench",
+    "errors",
+    "get",
+    "iris",
+    "load",
+    "logger",
+    "put",
+    "set_logger_level",
+    "signal",
+    "store",
+    "tensor_from_ptr",
+]

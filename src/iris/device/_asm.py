@@ -1,0 +1,98 @@
+"""The few instructions that Triton has no portable function for, each with a form for every vendor and the interpreter.
+
+Every function here is a leaf: nothing else in the package asks which vendor a kernel is compiled for.
+"""
+
+import time
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.language import target_info
+from triton.language.extra import cuda as _cuda
+from triton.language.extra import hip as _hip
+
+from iris.device._compat import INTERPRETED
+
+if INTERPRETED.value:
+    from triton.runtime.interpreter import TensorHandle
+
+    def _scalar(value, dtype):
+        return tl.core.tensor(TensorHandle(np.array([value], dtype=np.dtype(dtype.name)), dtype), dtype)
+
+    def ticks():
+        """Reads the clock: nanoseconds on NVIDIA and under the interpreter, 10 ns units on AMD (int64 scalar)."""
+        return _scalar(time.perf_counter_ns(), tl.int64)
+
+    def ticks_per_microsecond():
+        """Ticks of :func:`ticks` in a microsecond."""
+        return _scalar(1000, tl.int64)
+
+    def compute_unit():
+        """Index of the compute unit that runs the program; 0 under the interpreter (int32 scalar)."""
+        return _scalar(0, tl.int32)
+
+    def die():
+        """Index of the die that runs the program; 0 under the interpreter and where a device has one (int32 scalar)."""
+        return _scalar(0, tl.int32)
+
+    @triton.jit
+    def poll(flag_ptr, value):
+        """Reads a flag some times, cheaply, until it reached ``value``. Orders nothing; threads may leave apart."""
+        tl.load(flag_ptr, volatile=True)
+
+else:
+
+    @triton.jit
+    def ticks():
+        """Reads the clock: nanoseconds on NVIDIA and under the interpreter, 10 ns units on AMD (int64 scalar)."""
+        if target_info.is_cuda():
+            return _cuda.globaltimer().to(tl.int64)
+        else:
+            return _hip.memrealtime().to(tl.int64)
+
+    @triton.jit
+    def ticks_per_microsecond():
+        """Ticks of :func:`ticks` in a microsecond."""
+        if target_info.is_cuda():
+            return tl.full((), 1000, tl.int64)
+        else:
+            return tl.full((), 100, tl.int64)
+
+    @triton.jit
+    def compute_unit():
+        """Index of the compute unit that runs the program; 0 under the interpreter (int32 scalar)."""
+        if target_info.is_cuda():
+            return _cuda.smid().to(tl.int32)
+        else:
+            # HW_ID register: bits 8-11 compute unit, 12 shader array, 13-15 shader engine.
+            hw_id = tl.inline_asm_elementwise(
+                "s_getreg_b32 $0, hwreg(HW_REG_HW_ID, 8, 8)", "=s", [], dtype=tl.int32, is_pure=False, pack=1
+            )
+            return hw_id
+
+    @triton.jit
+    def die():
+        """Index of the die that runs the program; 0 under the interpreter and where a device has one (int32 scalar)."""
+        if target_info.is_cuda():
+            return tl.full((), 0, tl.int32)
+        else:
+            return tl.inline_asm_elementwise(
+                "s_getreg_b32 $0, hwreg(HW_REG_XCC_ID, 0, 16)", "=s", [], dtype=tl.int32, is_pure=False, pack=1
+            )
+
+    @triton.jit
+    def poll(flag_ptr, value):
+        """Reads a flag some times, cheaply, until it reached ``value``. Orders nothing; threads may leave apart.
+
+        NVIDIA: volatile loads, which take no ownership of the line. AMD: nothing but a pause, because the compiler
+        may move a volatile load out of the loop there; the caller's read-modify-write is the poll.
+        """
+        if target_info.is_cuda():
+            turn = 0
+            seen = tl.load(flag_ptr, volatile=True)
+            while (seen - value < 0) & (turn < 64):
+                seen = tl.load(flag_ptr, volatile=True)
+                turn += 1
+        else:
+            tl.inline_asm_elementwise("s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1)

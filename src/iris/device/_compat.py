@@ -1,0 +1,34 @@
+"""What differs between Triton releases, and between the compiler and the interpreter, settled once at import."""
+
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.language import core
+
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
+
+constexpr_function = triton.constexpr_function
+
+_compiled_aggregate = getattr(triton, "aggregate", None) or core._aggregate
+
+
+class _Method:
+    """Binds a device function to an instance, which the interpreter's function objects do not do by themselves."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __get__(self, instance, owner=None):
+        if instance is None:
+            return self.function
+        return lambda *args, **kwargs: self.function(instance, *args, **kwargs)
+
+
+def aggregate(cls):
+    """Class decorator: a value made of other values, with ``@triton.jit`` methods, in kernels of either kind."""
+    if not INTERPRETED.value:
+        return _compiled_aggregate(cls)
+    for name, member in list(vars(cls).items()):
+        if isinstance(member, triton.runtime.interpreter.InterpretedFunction):
+            setattr(cls, name, _Method(member))
+    return cls

@@ -1,0 +1,39 @@
+"""Widen on load, narrow on store, accumulate in 32 bits, multiply through :func:`mma`."""
+
+import triton
+import triton.language as tl
+
+from iris.device._compat import constexpr_function
+
+
+@constexpr_function
+def accumulator_dtype(dtype):
+    """The type that sums of products of ``dtype`` are kept in: int32 for integers, float32 for the rest."""
+    return tl.int32 if dtype.is_int() else tl.float32
+
+
+@triton.jit
+def mma(a, b, acc, PRECISION: tl.constexpr = "ieee"):
+    """``acc + a @ b`` for blocks of one dtype, or of two fp8 dtypes.
+
+    Args:
+        a: block (M, K).  b: block (K, N).  acc: block (M, N) of :func:`accumulator_dtype`.
+        PRECISION: how float32 operands are multiplied: ``"ieee"`` or ``"tf32"``.
+
+    fp8 products are added in full float32 after every instruction: the tensor cores of Hopper otherwise keep about 14
+    bits between promotions. Two different fp8 dtypes are widened to fp16, which holds both exactly.
+    """
+    if a.dtype.is_int():
+        return tl.dot(a, b, acc, out_dtype=tl.int32)
+    elif a.dtype != b.dtype:
+        return tl.dot(a.to(tl.float16), b.to(tl.float16), acc)
+    elif a.dtype.is_fp8():
+        return tl.dot(a, b, acc, max_num_imprecise_acc=32)
+    else:
+        return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def narrow(value, dtype: tl.constexpr):
+    """``value`` rounded once to ``dtype``, to nearest even."""
+    return value.to(dtype)

@@ -1,0 +1,62 @@
+"""Fused GEMM + communication operations.
+
+Each operation has a module form, ``iris.ops.all_gather_matmul(ctx, out, A, B, ...)``, and a context form,
+``ctx.ops.all_gather_matmul(out, A, B, ...)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from iris.errors import ArgumentError
+from iris.ops.all_gather_matmul import all_gather_matmul, all_gather_matmul_preamble
+from iris.ops.config import FusedConfig
+from iris.ops.workspace import FusedWorkspace
+from iris.tuning import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from iris.runtime.context import Iris
+
+__all__ = ["FusedConfig", "FusedWorkspace", "OpsNamespace", "Plan", "all_gather_matmul", "all_gather_matmul_preamble"]
+
+_OPERATIONS = ("all_gather_matmul",)
+
+
+class OpsNamespace:
+    """The operations of one context; ``ctx.ops``."""
+
+    def __init__(self, ctx: Iris):
+        self._ctx = ctx
+
+    def all_gather_matmul(
+        self,
+        output_tensor: torch.Tensor,
+        A_sharded: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        async_op: bool = False,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        gather_dim: int = 1,
+        group: Any = None,
+    ) -> FusedWorkspace:
+        """``out = gather(A) @ B + bias``; see :func:`iris.ops.all_gather_matmul.all_gather_matmul`."""
+        return all_gather_matmul(
+            self._ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, gather_dim=gather_dim, group=group
+        )
+
+    def explain(self, operation: str, *args: Any, **kwargs: Any) -> Plan:
+        """The plan that an operation would follow with these arguments; runs nothing. Local.
+
+        Raises:
+            ArgumentError: there is no such operation, or its arguments are wrong.
+        """
+        if operation not in _OPERATIONS:
+            raise ArgumentError(f"there is no operation {operation!r}; possible: {', '.join(_OPERATIONS)}")
+        explain: Callable[..., Plan] = importlib.import_module(f"iris.ops.{operation}").explain
+        return explain(self._ctx, *args, **kwargs)

@@ -1,0 +1,402 @@
+"""All-gather + matmul: ``out = gather(A) @ B + bias``.
+
+Layouts. ``gather_dim=1`` (default): every rank holds ``A_sharded`` (M, K/world), columns of A in group order, B (K, N)
+and out (M, N). ``gather_dim=0``: ``A_sharded`` (M/world, K) holds rows of A. Every rank gets the whole out. Strides are
+free: row- or column-major A, B and out. ``A_sharded`` is read by peers and lies on the symmetric heap, at the same
+place on every rank; the rest may lie anywhere on the device.
+
+Algorithms:
+
+``torch``
+    all-gather and matmul of PyTorch, one after the other. Moves each peer's shard once.
+``pull``
+    One persistent kernel. Each output tile reads the tiles of A that it needs from their owners while it multiplies.
+    Nothing is staged; each peer's shard is read once for every ``block_size_n`` columns of out, so it suits few rows,
+    where latency counts more than traffic.
+
+Protocol of ``pull``. Flags (int32 epochs, one 128-byte line each) on every rank: ``ready[world]`` and
+``consumed[world]``. The first program of a rank to run sets ``ready[me]`` on every peer; a program waits for
+``ready[owner]`` before it reads the owner's shard. The last program of a rank to end sets ``consumed[me]`` on every
+peer and waits for ``consumed`` from every peer, so that A may be overwritten by whatever follows in the stream. A
+program waits only for kernels of peers, whose own announcements wait for nothing, so any order in which programs start
+makes progress. Flags hold the epoch of the call and are never reset; the epoch lives in device memory and is advanced
+by the kernel, so a captured graph replays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from iris.errors import ArgumentError, CaptureError, IrisError, UnsupportedError
+from iris.ops import arguments
+from iris.ops._all_gather_matmul_kernel import pull_kernel
+from iris.ops.arguments import Problem
+from iris.ops.choice import choose, precision
+from iris.ops.config import FusedConfig
+from iris.ops.workspace import FusedWorkspace
+from iris.runtime import launch
+from iris.runtime.groups import Group
+from iris.tuning import Plan
+
+if TYPE_CHECKING:
+    from iris.runtime.context import Iris
+
+OPERATION = "all_gather_matmul"
+ALGORITHMS = ("torch", "pull")
+_KERNEL = launch.kernel_id(f"{OPERATION}/pull")
+_FLAG_STRIDE = 32
+# PyTorch 2.13 renamed it.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def all_gather_matmul(
+    ctx: Iris,
+    output_tensor: torch.Tensor,
+    A_sharded: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    async_op: bool = False,
+    config: FusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    *,
+    gather_dim: int = 1,
+    group: Any = None,
+) -> FusedWorkspace:
+    """Gather A from all ranks and multiply it by B. Collective over ``group``.
+
+    Args:
+        ctx: the context.
+        output_tensor: (M, N), float32, float16 or bfloat16 (int32 for int8 inputs); written on every rank.
+        A_sharded: this rank's part, (M, K/world) or with ``gather_dim=0`` (M/world, K), on the symmetric heap; float32,
+            float16, bfloat16, int8 or fp8.
+        B: (K, N) of A's dtype (two fp8 dtypes may mix).
+        bias: (N,), added to every row, or two-dimensional and broadcast to (M, N); None for none.
+        async_op: return at launch; ``workspace.wait()`` orders the current stream after the operation. Otherwise
+            what follows in the current stream sees the result and may overwrite A.
+        config: None lets the operation choose; ``config.algorithm`` names one of :data:`ALGORITHMS`.
+        workspace: from an earlier call or :func:`all_gather_matmul_preamble`; None uses one that the context keeps.
+            Calls on different streams that overlap need workspaces of their own.
+        gather_dim: 1 when A is sharded along K, 0 when along M.
+        group: None for all ranks, a process group, or a sequence of ranks; shards are in group order.
+
+    Returns:
+        The workspace; ``workspace.plan`` says what ran and why.
+
+    Raises:
+        ArgumentError, NotSymmetricError, DeviceMismatch, UnsupportedError: on the rank that has it, before any launch.
+        RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
+        NotAMemberError: the caller is not in ``group``.
+    """
+    members = ctx.resolve_group(group)
+    facts = _facts(ctx, output_tensor, A_sharded, B, bias, config, workspace, gather_dim)
+    state = _state(ctx)
+    error: IrisError | None = None
+    call = None
+    try:
+        call = state.call(members, output_tensor, A_sharded, B, bias, config, gather_dim, group)
+        if workspace is not None:
+            _require(workspace, call, members)
+    except IrisError as caught:
+        error = caught
+    if error is not None or not ctx.agreement.known(OPERATION, members, facts):
+        ctx.agreement.reach(OPERATION, members, facts, error)
+    assert call is not None
+    if workspace is None:
+        workspace = state.workspace(call, members)
+    if workspace.plan is not call.plan:
+        state.report(call.plan)
+        workspace.plan = call.plan
+    _run(ctx, call, workspace, output_tensor, A_sharded, B, bias, members, group, async_op)
+    return workspace
+
+
+def all_gather_matmul_preamble(
+    ctx: Iris,
+    A_sharded: torch.Tensor,
+    B: torch.Tensor,
+    config: FusedConfig | None = None,
+    *,
+    output_dtype: torch.dtype | None = None,
+    gather_dim: int = 1,
+    group: Any = None,
+) -> FusedWorkspace:
+    """Make a workspace for :func:`all_gather_matmul`. Collective over the world: it allocates on the symmetric heap.
+
+    Args:
+        output_dtype: dtype of the output; default A's for floating-point inputs, float16 for fp8, int32 for int8.
+
+    The other arguments are those of the call.
+    """
+    members = ctx.resolve_group(group)
+    dtype = output_dtype or {torch.int8: torch.int32}.get(
+        A_sharded.dtype, torch.float16 if A_sharded.dtype in arguments.FP8 else A_sharded.dtype
+    )
+    rows = A_sharded.shape[0] * (members.size if gather_dim == 0 else 1)
+    out = torch.empty((rows, B.shape[1] if B.dim() == 2 else 0), dtype=dtype, device=ctx.get_device())
+    facts = _facts(ctx, out, A_sharded, B, None, config, None, gather_dim) | {"preamble": True}
+    error: IrisError | None = None
+    call = None
+    try:
+        call = _state(ctx).call(members, out, A_sharded, B, None, config, gather_dim, group)
+    except IrisError as caught:
+        error = caught
+    ctx.agreement.reach(OPERATION, members, facts, error)
+    assert call is not None
+    return make_workspace(ctx, call, members)
+
+
+def explain(
+    ctx: Iris,
+    output_tensor: torch.Tensor,
+    A_sharded: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    config: FusedConfig | None = None,
+    *,
+    gather_dim: int = 1,
+    group: Any = None,
+) -> Plan:
+    """The plan that :func:`all_gather_matmul` would follow with these arguments; runs nothing. Local."""
+    members = ctx.resolve_group(group)
+    return _state(ctx).call(members, output_tensor, A_sharded, B, bias, config, gather_dim, group).plan
+
+
+class Call:
+    """A checked combination of arguments and its plan."""
+
+    __slots__ = ("grid", "plan", "precision", "problem")
+
+    def __init__(self, problem: Problem, plan: Plan, grid: tuple[int, ...], precision: str):
+        self.problem = problem
+        self.plan = plan
+        self.grid = grid
+        self.precision = precision
+
+
+class State:
+    """What a context remembers of this operation: checked calls, workspaces, reported plans."""
+
+    def __init__(self, ctx: Iris):
+        self._ctx = ctx
+        self._calls: dict[tuple, Call] = {}
+        self._workspaces: dict[tuple, FusedWorkspace] = {}
+        self._reported: set[Plan] = set()
+
+    def call(self, members: Group, out, a, b, bias, config, gather_dim, group) -> Call:
+        """The checked call for these arguments; repeats only the checks that depend on addresses."""
+        key = (
+            *_layout(out), *_layout(a), *_layout(b), *(_layout(bias) if bias is not None else ()),
+            config, gather_dim, members.ranks, torch.get_float32_matmul_precision(), group is None,
+        )  # fmt: skip
+        call = self._calls.get(key)
+        if call is None:
+            problem = check(self._ctx, out, a, b, bias, members.size, gather_dim)
+            if config is not None:
+                config.validate(members.size)
+            plan = choose(self._ctx, problem, config, torch_possible=_torch_possible(problem, members, group, self._ctx))
+            grid = _grid(self._ctx, problem, plan)
+            call = Call(problem, plan, grid, precision(self._ctx.target, a.dtype, plan.config))
+            self._calls[key] = call
+        if members.size > 1:
+            arguments.check_symmetric(self._ctx, "A_sharded", a)
+        arguments.check_no_overlap(out, A_sharded=a, B=b, bias=bias)
+        return call
+
+    def workspace(self, call: Call, members: Group) -> FusedWorkspace:
+        """The workspace that the context keeps for such calls; made at the first one."""
+        problem = call.problem
+        key = (problem.M, problem.N, problem.K, problem.a_dtype, problem.gather_dim, members.ranks, call.plan.algorithm)
+        if key not in self._workspaces:
+            self._workspaces[key] = make_workspace(self._ctx, call, members)
+        return self._workspaces[key]
+
+    def report(self, plan: Plan) -> None:
+        """Log a plan once."""
+        if plan not in self._reported:
+            self._reported.add(plan)
+            self._ctx.info(str(plan))
+
+
+def check(
+    ctx: Iris, out: Any, a: Any, b: Any, bias: Any, world_size: int, gather_dim: int
+) -> Problem:
+    """The problem that the arguments pose.
+
+    Raises:
+        ArgumentError, DeviceMismatch, UnsupportedError: says what was wrong, what was given and what is possible.
+    """
+    if gather_dim not in (0, 1):
+        raise ArgumentError(f"gather_dim must be 1 (A sharded along K) or 0 (A sharded along M), got {gather_dim!r}")
+    for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b)):
+        arguments.check_matrix(ctx, name, tensor)
+    (rows, columns), (K, N) = a.shape, b.shape
+    if gather_dim == 1 and columns * world_size != K:
+        hint = "; A sharded along M is asked for with gather_dim=0" if columns == K else ""
+        raise ArgumentError(
+            f"A_sharded must be [M, K/world_size] with K = B.shape[0]; got K_local={columns}, world_size={world_size}, "
+            f"K={K} (A_sharded {tuple(a.shape)}, B {tuple(b.shape)}){hint}"
+        )
+    if gather_dim == 0 and columns != K:
+        raise ArgumentError(
+            f"with gather_dim=0 A_sharded must be [M/world_size, K] with K = B.shape[0]; got {columns} columns, K={K} "
+            f"(A_sharded {tuple(a.shape)}, B {tuple(b.shape)})"
+        )
+    M = rows * (world_size if gather_dim == 0 else 1)
+    if tuple(out.shape) != (M, N):
+        raise ArgumentError(f"output_tensor must have shape ({M}, {N}), got {tuple(out.shape)}")
+    arguments.check_dtypes(ctx.target, a, b, out)
+    arguments.check_bias(ctx, bias, M, N)
+    shape = tuple(bias.shape) if bias is not None else None
+    transpose = arguments.letter(a) + arguments.letter(b)
+    return Problem(M, N, K, a.dtype, b.dtype, out.dtype, world_size, gather_dim, shape, transpose)
+
+
+def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
+    """A workspace for ``call``. Collective over the group, and an allocation that all ranks make."""
+    problem = call.problem
+    workspace = FusedWorkspace(
+        operation=OPERATION,
+        shape=(problem.M, problem.N, problem.K),
+        dtype=problem.a_dtype,
+        world_size=members.size,
+        variant=call.plan.algorithm,
+        group=members,
+        plan=call.plan,
+    )
+    if call.plan.algorithm == "pull" and members.size > 1:
+        if ctx.get_device().type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise CaptureError(f"{OPERATION} has no workspace yet and cannot make one in a capture; call it once before")
+        count = 2 * members.size * _FLAG_STRIDE
+        workspace.locks = ctx.heap.allocate(count, torch.int32, site=f"{OPERATION} flags").zero_()
+        workspace.counters = torch.zeros(3, dtype=torch.int32, device=ctx.get_device())
+        # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
+        ctx.synchronize()
+        ctx.exchange.all_gather(f"{OPERATION}(): workspace ready", None, members.ranks)
+    workspace.prepared = True
+    return workspace
+
+
+def _run(ctx, call, workspace, out, a, b, bias, members, group, async_op) -> None:
+    if out.numel() == 0:
+        return
+    if not async_op:
+        workspace.wait()
+        _issue(ctx, call, workspace, out, a, b, bias, members, group)
+        return
+    side = ctx.side_stream()
+    side.wait_stream(ctx.current_stream())
+    with ctx.use_stream(side):
+        _issue(ctx, call, workspace, out, a, b, bias, members, group)
+    workspace._finish = lambda: ctx.current_stream().wait_stream(side)
+
+
+def _issue(ctx, call, workspace, out, a, b, bias, members, group) -> None:
+    if call.plan.algorithm == "torch":
+        _run_torch(call.problem, out, a, b, bias, group)
+    else:
+        _run_pull(ctx, call, workspace, out, a, b, bias, members)
+
+
+def _run_pull(ctx, call, workspace, out, a, b, bias, members) -> None:
+    problem, config = call.problem, call.plan.config
+    flags = workspace.locks if workspace.locks is not None else ctx.barrier_flags
+    counters = workspace.counters if workspace.counters is not None else ctx.barrier_epochs
+    wide = bias.expand(problem.M, problem.N) if bias is not None else out
+    launch.start(
+        ctx, pull_kernel, call.grid,
+        a, b, wide, out,
+        a.shape[0], problem.N, problem.K, a.shape[1],
+        *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
+        flags, counters, ctx.group_members(members), members.index, ctx.get_device_context(),
+        WORLD=members.size,
+        GATHER_DIM=problem.gather_dim,
+        BLOCK_M=config.block_size_m,
+        BLOCK_N=config.block_size_n,
+        BLOCK_K=config.block_size_k,
+        GROUP_M=config.group_size_m,
+        HAS_BIAS=bias is not None,
+        PRECISION=call.precision,
+        KERNEL=_KERNEL,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )  # fmt: skip
+
+
+def _run_torch(problem: Problem, out, a, b, bias, group) -> None:
+    gathered = a
+    if problem.world_size > 1:
+        shards = torch.empty((problem.world_size, *a.shape), dtype=a.dtype, device=a.device)
+        # As bytes: gloo and NCCL do not carry every dtype.
+        _all_gather(shards.view(torch.uint8).flatten(), a.contiguous().view(torch.uint8).flatten(), group=group)
+        whole = shards.transpose(0, 1) if problem.gather_dim == 1 else shards
+        gathered = whole.reshape(-1, problem.K)
+    if gathered.dtype in arguments.FP8:
+        # Both fp8 formats are exact in each of the output types.
+        gathered, b = gathered.to(problem.out_dtype), b.to(problem.out_dtype)
+    elif problem.out_dtype != gathered.dtype:
+        gathered, b = gathered.to(torch.float32), b.to(torch.float32)
+    if bias is None and gathered.dtype == out.dtype:
+        torch.matmul(gathered, b, out=out)
+    else:
+        # The product is rounded once, after the bias.
+        product = torch.matmul(gathered.to(torch.float32), b.to(torch.float32))
+        out.copy_(product if bias is None else product + bias)
+
+
+def _torch_possible(problem: Problem, members: Group, group: Any, ctx: Iris) -> str:
+    """Why PyTorch's own operations cannot do this; empty when they can."""
+    if problem.a_dtype == torch.int8:
+        return "PyTorch has no int8 matmul with int32 results on every device"
+    if members.size == 1:
+        return ""
+    if not isinstance(group, dist.ProcessGroup) and members.ranks != tuple(range(ctx.num_ranks)):
+        return "a sequence of ranks is no process group of torch.distributed"
+    return ""
+
+
+def _grid(ctx: Iris, problem: Problem, plan: Plan) -> tuple[int, ...]:
+    if plan.config is None:
+        return (0,)
+    config = plan.config
+    shards = problem.world_size if problem.gather_dim == 0 else 1
+    rows = problem.M // shards if shards else problem.M
+    tiles = -(-rows // config.block_size_m) * -(-problem.N // config.block_size_n) * shards
+    return (min(tiles, config.num_sms or ctx.get_cu_count()),)
+
+
+def _require(workspace: FusedWorkspace, call: Call, members: Group) -> None:
+    problem = call.problem
+    workspace.require(
+        operation=OPERATION,
+        shape=(problem.M, problem.N, problem.K),
+        dtype=problem.a_dtype,
+        world_size=members.size,
+        group=members,
+        variant=call.plan.algorithm,
+    )
+
+
+def _layout(tensor: Any) -> tuple:
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) if isinstance(tensor, torch.Tensor) else (tensor,)
+
+
+def _facts(ctx, out, a, b, bias, config, workspace, gather_dim) -> dict[str, Any]:
+    """What must be the same on every rank, by name. A's place counts, because peers read it through their own pointer."""
+    facts: dict[str, Any] = {}
+    for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b), ("bias", bias)):
+        known = isinstance(tensor, torch.Tensor)
+        facts[name] = (tuple(tensor.shape), tensor.dtype) if known else type(tensor).__name__
+    if isinstance(a, torch.Tensor):
+        facts["strides of A_sharded"] = a.stride()
+        facts["offset of A_sharded in the heap"] = a.data_ptr() - ctx.heap.base if ctx.is_symmetric(a) else "not there"
+    facts["config"] = config
+    facts["workspace"] = "given" if workspace is not None else "none"
+    facts["gather_dim"] = gather_dim
+    return facts
+
+
+def _state(ctx: Iris) -> State:
+    return ctx.service("all_gather_matmul_state")

@@ -1,0 +1,145 @@
+"""Checks of the arguments of matrix operations, and what they come to as a :class:`Problem`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from iris.errors import ArgumentError, DeviceMismatch, NotSymmetricError, UnsupportedError
+
+if TYPE_CHECKING:
+    from iris._target import Target
+    from iris.runtime.context import Iris
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A matrix multiplication over ranks.
+
+    Attributes:
+        M, N, K: sizes of the whole product: out is (M, N), the gathered A (M, K), B (K, N).
+        a_dtype, b_dtype, out_dtype: dtypes.
+        world_size: number of ranks that hold a part of A.
+        gather_dim: 1 when A is sharded along K, 0 when along M.
+        bias: shape of the bias, None without one.
+        transpose: two letters, N or T for A and B, as in BLAS: T when the columns are contiguous.
+    """
+
+    M: int
+    N: int
+    K: int
+    a_dtype: torch.dtype
+    b_dtype: torch.dtype
+    out_dtype: torch.dtype
+    world_size: int
+    gather_dim: int
+    bias: tuple[int, ...] | None
+    transpose: str
+
+    def __str__(self) -> str:
+        names = [str(d).removeprefix("torch.") for d in (self.a_dtype, self.b_dtype, self.out_dtype)]
+        dtypes = names[0] if len(set(names)) == 1 else f"{names[0]} x {names[1]} -> {names[2]}"
+        return f"{self.M}x{self.N}x{self.K} {dtypes} {self.transpose}, {self.world_size} ranks, gather_dim={self.gather_dim}"
+
+
+def letter(matrix: torch.Tensor) -> str:
+    """``"T"`` for a matrix whose columns are contiguous and whose rows are not, ``"N"`` otherwise."""
+    return "T" if matrix.stride(0) == 1 and matrix.stride(1) != 1 else "N"
+
+
+def check_matrix(ctx: Iris, name: str, tensor: object) -> torch.Tensor:
+    """``tensor``, when it is a 2-D tensor on the context's device.
+
+    Raises:
+        ArgumentError: no tensor, or not two dimensions.
+        DeviceMismatch: on another device.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.dim() != 2:
+        raise ArgumentError(f"{name} must have two dimensions, got shape {tuple(tensor.shape)}")
+    check_device(ctx, name, tensor)
+    return tensor
+
+
+def check_device(ctx: Iris, name: str, tensor: torch.Tensor) -> None:
+    """Raise DeviceMismatch unless ``tensor`` is on the context's device."""
+    if tensor.device != ctx.get_device():
+        raise DeviceMismatch(f"{name} is on {tensor.device}, the context is on {ctx.device}; move it there")
+
+
+def check_symmetric(ctx: Iris, name: str, tensor: torch.Tensor) -> None:
+    """Raise NotSymmetricError unless peers can reach ``tensor``."""
+    if tensor.numel() and not ctx.is_symmetric(tensor):
+        raise NotSymmetricError(
+            f"{name} is read by the other ranks, so it must be on the symmetric heap; create it with ctx.zeros, "
+            "ctx.empty and so on, or copy it there with ctx.as_symmetric"
+        )
+
+
+def check_dtypes(target: Target, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """Raise ArgumentError unless the dtypes of A, B and out go together on the target.
+
+    Raises:
+        ArgumentError: a combination that has no meaning here; the message lists those that have.
+        UnsupportedError: an fp8 dtype that the target does not multiply.
+    """
+    if a.dtype in FP8 and b.dtype in FP8:
+        for name, tensor in (("A", a), ("B", b)):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype not in target.fp8:
+                able = ", ".join(target.fp8) or "no fp8 dtype"
+                raise UnsupportedError(f"{name} is {dtype}, which {target.arch} does not multiply; it does: {able}")
+        possible: tuple[torch.dtype, ...] = FLOATS
+    elif a.dtype != b.dtype:
+        raise ArgumentError(f"A and B must have one dtype, or both an fp8 dtype; got {a.dtype} and {b.dtype}")
+    elif a.dtype in FLOATS:
+        possible = FLOATS
+    elif a.dtype == torch.int8:
+        possible = (torch.int32,)
+    else:
+        raise ArgumentError(f"A and B may be float32, float16, bfloat16, int8 or fp8; got {a.dtype}")
+    if out.dtype not in possible:
+        names = ", ".join(str(d).removeprefix("torch.") for d in possible)
+        raise ArgumentError(f"out must be {names} for inputs of {a.dtype}, got {out.dtype}")
+
+
+def check_bias(ctx: Iris, bias: torch.Tensor | None, M: int, N: int) -> None:
+    """Raise ArgumentError unless ``bias`` is None, of length N, or 2-D and broadcasts to (M, N)."""
+    if bias is None:
+        return
+    if not isinstance(bias, torch.Tensor):
+        raise ArgumentError(f"bias must be a tensor or None, got {type(bias).__name__}")
+    check_device(ctx, "bias", bias)
+    if bias.dtype not in (*FLOATS, torch.int32):
+        raise ArgumentError(f"bias must be float32, float16, bfloat16 or int32, got {bias.dtype}")
+    if bias.dim() == 1:
+        if bias.shape[0] != N:
+            remedy = "; to add one value to each row pass bias[:, None]" if bias.shape[0] == M else ""
+            raise ArgumentError(
+                f"a 1-D bias is added to every row, so its length must be N={N}, got {bias.shape[0]} (M={M}){remedy}"
+            )
+    elif bias.dim() != 2 or any(have not in (1, want) for have, want in zip(bias.shape, (M, N), strict=True)):
+        raise ArgumentError(f"bias must have shape ({N},), or broadcast from two dimensions to ({M}, {N}); got {tuple(bias.shape)}")
+
+
+def check_no_overlap(out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
+    """Raise ArgumentError when ``out`` shares memory with an input, which is still read while out is written."""
+    low, high = _span(out)
+    for name, tensor in inputs.items():
+        if tensor is None or not tensor.numel() or not out.numel():
+            continue
+        start, end = _span(tensor)
+        if start < high and low < end:
+            raise ArgumentError(f"out overlaps {name} in memory; give it memory of its own")
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()

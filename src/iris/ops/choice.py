@@ -1,0 +1,123 @@
+"""Which algorithm and tiles a fused operation takes when the caller leaves it open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from iris.errors import ArgumentError, UnsupportedError
+from iris.ops.arguments import Problem
+from iris.ops.config import FusedConfig
+from iris.tuning import Plan
+
+if TYPE_CHECKING:
+    from iris._target import Target
+    from iris.runtime.context import Iris
+
+_OPERATION = "all_gather_matmul"
+# Rows up to which reading A inside the K loop costs less than gathering it first; docs/performance.md has the runs.
+PULL_ROWS = 128
+
+
+def choose(ctx: Iris, problem: Problem, config: FusedConfig | None, torch_possible: str) -> Plan:
+    """The plan of an all-gather + matmul.
+
+    Args:
+        ctx: the context.
+        problem: what is asked.
+        config: the caller's configuration, None when open.
+        torch_possible: why PyTorch's operations cannot do it; empty when they can.
+
+    Raises:
+        ArgumentError: the caller named an unknown algorithm, or a configuration that does not fit the machine.
+        UnsupportedError: the caller named an algorithm that cannot do it.
+    """
+    if config is not None:
+        return _as_asked(ctx, problem, config, torch_possible)
+    target = ctx.target
+    if not target.compiled:
+        reason = "kernels run under the interpreter, so results matter and speed does not"
+        return _plan("pull", fitted(target, problem), "heuristic", reason, problem)
+    if torch_possible:
+        return _plan("pull", fitted(target, problem), "heuristic", torch_possible, problem)
+    if problem.world_size == 1:
+        return _plan("torch", None, "fallback", "one rank has nothing to gather, so PyTorch's matmul runs", problem)
+    if problem.M <= PULL_ROWS:
+        reason = f"M={problem.M} is at most {PULL_ROWS}: few rows of A are read again for each column of tiles"
+        return _plan("pull", fitted(target, problem), "heuristic", reason, problem)
+    columns = -(-problem.N // 128)
+    reason = f"pull would read A {columns} times over the links, so PyTorch gathers it once and multiplies"
+    return _plan("torch", None, "fallback", reason, problem)
+
+
+def fitted(target: Target, problem: Problem) -> FusedConfig:
+    """Tiles for the pull kernel that fit the problem and the target's shared memory."""
+    rows = problem.M // (problem.world_size if problem.gather_dim == 0 else 1)
+    depth = problem.K // (problem.world_size if problem.gather_dim == 1 else 1)
+    if not target.compiled:
+        # The interpreter's cost is by statement, not by element: few big tiles.
+        m, n, k = _power(rows, 16, 128), _power(problem.N, 16, 128), _power(depth, 16, 128)
+        return FusedConfig(m, n, k, group_size_m=4, num_warps=4, num_stages=1)
+    m = _power(rows, 16, 128)
+    n = _power(problem.N, 16, 256 if m == 128 else 128 if m >= 64 else 64)
+    k = {4: 32, 2: 64, 1: 128}[problem.a_dtype.itemsize]
+    stages = 2 if target.vendor == "amd" else 4
+    config = FusedConfig(m, n, k, group_size_m=8, num_warps=8 if m * n >= 128 * 128 else 4, num_stages=stages)
+    while config.shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem)) > target.shared_memory_bytes:
+        config = _smaller(config)
+    return config
+
+
+def precision(target: Target, dtype: torch.dtype, config: FusedConfig | None) -> str:
+    """``"tf32"`` when float32 inputs may use it on this target, else ``"ieee"``."""
+    allowed = torch.get_float32_matmul_precision() != "highest"
+    if config is not None and config.allow_tf32 is not None:
+        allowed = config.allow_tf32
+    return "tf32" if allowed and dtype == torch.float32 and target.vendor == "nvidia" else "ieee"
+
+
+def _as_asked(ctx: Iris, problem: Problem, config: FusedConfig, torch_possible: str) -> Plan:
+    algorithm = config.algorithm or "pull"
+    reason = "the caller named it" if config.algorithm else "the caller gave a configuration, which is for the kernel"
+    if algorithm == "torch":
+        if torch_possible:
+            raise UnsupportedError(f"algorithm 'torch' cannot do this: {torch_possible}; 'pull' can")
+        return _plan("torch", None, "user", reason, problem)
+    if algorithm != "pull":
+        raise ArgumentError(f"algorithm {algorithm!r} is not known for {_OPERATION}; possible: torch, pull")
+    if ctx.target.compiled:
+        needed = config.shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem))
+        if needed > ctx.target.shared_memory_bytes:
+            raise ArgumentError(
+                f"the configuration needs {needed} bytes of shared memory, {ctx.target.arch} has "
+                f"{ctx.target.shared_memory_bytes}; make num_stages={config.num_stages}, "
+                f"block_size_k={config.block_size_k} or the tile {config.block_size_m}x{config.block_size_n} smaller"
+            )
+    return _plan("pull", config, "user", reason, problem)
+
+
+def _plan(algorithm: str, config: FusedConfig | None, source: str, reason: str, problem: Problem) -> Plan:
+    return Plan(_OPERATION, algorithm, config, source, reason, str(problem))
+
+
+def _operand_bytes(problem: Problem) -> int:
+    # Two fp8 dtypes are widened to fp16 before they are multiplied.
+    return 2 if problem.a_dtype != problem.b_dtype else problem.a_dtype.itemsize
+
+
+def _smaller(config: FusedConfig) -> FusedConfig:
+    from dataclasses import replace
+
+    if config.num_stages > 2:
+        return replace(config, num_stages=config.num_stages - 1)
+    if config.block_size_n > 64:
+        return replace(config, block_size_n=config.block_size_n // 2)
+    return replace(config, block_size_k=config.block_size_k // 2)
+
+
+def _power(size: int, least: int, most: int) -> int:
+    value = least
+    while value < size and value < most:
+        value *= 2
+    return value

@@ -1,0 +1,331 @@
+"""Triton's interpreter made fit for kernels that communicate. :func:`install` applies every change once.
+
+What the stock interpreter of Triton 3.6 to 3.9 lacks, and what stands here instead:
+
+- the programs of a grid run one after another: here they are coroutines (:mod:`iris.runtime.scheduler`) that switch
+  at atomics and volatile loads;
+- arguments are copied before and after a launch, which would overwrite what peers stored meanwhile: here kernels work
+  on the tensors themselves, which must be in host memory;
+- ``tl.dot``, arithmetic and atomics on bf16 work on raw bit patterns or fail; casts to bf16 and from fp8 round or
+  decode wrongly: here they go through float32 and PyTorch's conversions;
+- ``tl.atomic_poll`` blocks the thread: here it gives up control between reads;
+- Triton 3.6 with NumPy 2.4 cannot turn a kernel argument into a ``range`` bound.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter as stock
+from triton.runtime.errors import InterpreterError
+
+from iris.errors import ArgumentError, IrisError
+from iris.runtime.scheduler import Launch, Program, scheduler
+from iris.runtime.streams import submit
+
+_LOW_PRECISION = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+    tl.float8e4b8: torch.float8_e4m3fnuz,
+    tl.float8e5b16: torch.float8_e5m2fnuz,
+}
+_STORED_AS = {1: np.uint8, 2: np.uint16}
+
+_Handle = stock.TensorHandle
+_builder = stock.interpreter_builder
+_Builder = type(_builder)
+_cas = stock._interpreter.atomic_cas
+_rmw = stock._interpreter.atomic_rmw
+_RMW = stock._interpreter.RMW_OP
+
+
+def widen(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
+    """float32 values of an array that holds the bits of ``dtype`` (bf16 or fp8)."""
+    if dtype == tl.bfloat16:
+        return (data.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    bits = torch.from_numpy(np.ascontiguousarray(data).reshape(-1))
+    return bits.view(_LOW_PRECISION[dtype]).to(torch.float32).numpy().reshape(data.shape)
+
+
+def narrow(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
+    """Bits of ``dtype`` (bf16 or fp8) for floating-point values, rounded to nearest even; fp8 saturates as GPUs do."""
+    kind = _LOW_PRECISION[dtype]
+    values = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32).reshape(-1))
+    if kind != torch.bfloat16:
+        largest = torch.finfo(kind).max
+        values = values.clamp(-largest, largest)
+    stored = torch.int16 if kind == torch.bfloat16 else torch.uint8
+    return values.to(kind).view(stored).numpy().view(_STORED_AS[kind.itemsize]).reshape(data.shape)
+
+
+def _values(handle) -> np.ndarray:
+    dtype = handle.dtype.scalar
+    return widen(handle.data, dtype) if dtype in _LOW_PRECISION else handle.data
+
+
+def _is_low(*handles) -> bool:
+    return any(handle.dtype.scalar in _LOW_PRECISION for handle in handles)
+
+
+def _pack(data: np.ndarray, dtype: tl.dtype):
+    """A handle for the float32 result of an operation on ``dtype``; comparisons stay boolean."""
+    if data.dtype == np.bool_:
+        return _Handle(data, tl.int1)
+    return _Handle(narrow(data, dtype), dtype)
+
+
+def _wrap_arithmetic() -> None:
+    binary, unary, ternary, fma = _Builder.binary_op, _Builder.unary_op, _Builder.ternary_op, _Builder.create_fma
+
+    def binary_op(self, lhs, rhs, op):
+        if not _is_low(lhs, rhs):
+            return binary(self, lhs, rhs, op)
+        return _pack(op(_values(lhs), _values(rhs)), lhs.dtype.scalar)
+
+    def unary_op(self, arg, op):
+        if not _is_low(arg):
+            return unary(self, arg, op)
+        return _pack(op(_values(arg)), arg.dtype.scalar)
+
+    def ternary_op(self, lhs, rhs, other, op):
+        # np.where selects bits and needs no conversion.
+        if op is np.where or not _is_low(lhs, rhs, other):
+            return ternary(self, lhs, rhs, other, op)
+        return _pack(op(_values(lhs), _values(rhs), _values(other)), other.dtype.scalar)
+
+    def create_fma(self, x, y, z):
+        if not _is_low(x, y, z):
+            return fma(self, x, y, z)
+        return _pack(_values(x).astype(np.float64) * _values(y) + _values(z), z.dtype.scalar)
+
+    def create_dot(self, a, b, d, *_precision):
+        accumulator = d.data
+        left, right = _values(a), _values(b)
+        if np.issubdtype(accumulator.dtype, np.floating) and left.dtype != np.float64:
+            left, right = left.astype(np.float32), right.astype(np.float32)
+        else:
+            left, right = left.astype(accumulator.dtype), right.astype(accumulator.dtype)
+        return _Handle((left @ right).astype(accumulator.dtype) + accumulator, d.dtype.scalar)
+
+    _Builder.binary_op = binary_op
+    _Builder.unary_op = unary_op
+    _Builder.ternary_op = ternary_op
+    _Builder.create_fma = create_fma
+    _Builder.create_dot = create_dot
+
+
+def _wrap_casts() -> None:
+    cast, fp_to_fp = _Builder.cast_impl, _Builder.create_fp_to_fp
+
+    def convert(src, dst_type, otherwise):
+        source, target = src.dtype.scalar, dst_type.scalar
+        if source not in _LOW_PRECISION and target not in _LOW_PRECISION:
+            return otherwise()
+        values = _values(src)
+        if target in _LOW_PRECISION:
+            return _Handle(narrow(values, target), target)
+        return _Handle(values.astype(stock._get_np_dtype(target)), target)
+
+    def cast_impl(self, src, dst_type):
+        return convert(src, dst_type, lambda: cast(self, src, dst_type))
+
+    def create_fp_to_fp(self, src, dst_type, rounding_mode):
+        if rounding_mode == stock._ir.ROUNDING_MODE.RTZ:
+            return fp_to_fp(self, src, dst_type, rounding_mode)
+        return convert(src, dst_type, lambda: fp_to_fp(self, src, dst_type, rounding_mode))
+
+    _Builder.cast_impl = cast_impl
+    _Builder.create_fp_to_fp = create_fp_to_fp
+
+
+def _rmw_16_bit(op, ptr, val, mask, sem) -> np.ndarray:
+    """Floating-point read-modify-write of 2-byte elements by compare-and-swap of the 4-byte word around each.
+
+    Other processes may update the other half of the word meanwhile, so the loop swaps whole words.
+    """
+    low = val.dtype.scalar in _LOW_PRECISION
+    decode = (lambda bits: widen(bits, tl.bfloat16)) if low else (lambda bits: bits.view(np.float16))
+    encode = (lambda values: narrow(values, tl.bfloat16)) if low else (lambda v: v.astype(np.float16).view(np.uint16))
+    apply = {_RMW.FADD: np.add, _RMW.MAX: np.fmax, _RMW.MIN: np.fmin, _RMW.XCHG: lambda old, new: new}.get(op)
+    if apply is None:
+        raise InterpreterError(f"atomic {op} is not defined for {val.dtype.scalar}")
+    addresses, values, active = np.broadcast_arrays(ptr.data, val.data.view(np.uint16), mask.data)
+    result = np.zeros(addresses.shape, dtype=np.uint16)
+    for where in np.ndindex(addresses.shape):
+        if not active[where]:
+            continue
+        address = int(addresses[where])
+        word = np.array([address & ~3], dtype=np.uint64)
+        half = (address >> 1) & 1
+        while True:
+            old = stock._interpreter.load(word, np.ones(1, bool), np.zeros(1, np.uint32), np.dtype(np.uint32))
+            new = old.copy()
+            before = old.view(np.uint16)[half : half + 1].copy()
+            operand = np.array([values[where]], dtype=np.uint16)
+            new.view(np.uint16)[half] = encode(apply(decode(before).astype(np.float32), decode(operand)))[0]
+            if _cas(word, old, new, sem)[0] == old[0]:
+                break
+        result[where] = before[0]
+    return result if low else result.view(np.float16)
+
+
+def _wrap_memory() -> None:
+    masked_load = _Builder.create_masked_load
+
+    def create_masked_load(self, ptrs, mask, other, *args):
+        loaded = masked_load(self, ptrs, mask, other, *args)
+        if args[-1]:  # volatile
+            scheduler.pause(idle=True, address=int(ptrs.data.flat[0]))
+        return loaded
+
+    def create_load(self, ptr, *args):
+        mask = _Handle(np.ones_like(ptr.data, dtype=bool), tl.int1)
+        return self.create_masked_load(ptr, mask, None, *args)
+
+    def create_atomic_cas(self, ptr, cmp, val, sem, scope):
+        addresses, wanted, new = np.broadcast_arrays(ptr.data, cmp.data, val.data)
+        order = self.ir_sem_to_interpreter_sem[sem]
+        old = _cas(np.ascontiguousarray(addresses), np.ascontiguousarray(wanted), np.ascontiguousarray(new), order)
+        scheduler.pause(idle=not np.any((old == wanted) & (wanted != new)), address=int(addresses.flat[0]))
+        return _Handle(old, cmp.dtype.scalar)
+
+    def create_atomic_rmw(self, rmw_op, ptr, val, mask, sem, scope):
+        op, order = self.ir_rmw_op_to_interpreter_rmw_op[rmw_op], self.ir_sem_to_interpreter_sem[sem]
+        if val.data.itemsize == 2 and val.dtype.scalar in (tl.bfloat16, tl.float16):
+            old = _rmw_16_bit(op, ptr, val, mask, order)
+        else:
+            addresses, values, active = (np.ascontiguousarray(a) for a in np.broadcast_arrays(ptr.data, val.data, mask.data))
+            old = _rmw(op, addresses, values, active, order)
+        unchanged = {_RMW.ADD: val.data == 0, _RMW.FADD: False, _RMW.OR: val.data == 0, _RMW.XCHG: val.data == old}
+        idle = bool(np.all(unchanged.get(op, False)))
+        scheduler.pause(idle=idle, address=int(ptr.data.flat[0]))
+        return _Handle(old, val.dtype.scalar)
+
+    def create_atomic_poll(self, ptr, expected, timeout_ns, sem, scope):
+        start = time.perf_counter_ns()
+        limit = None if timeout_ns is None else timeout_ns.data.item()
+        while True:
+            seen = self.create_load(ptr, *_volatile_load_arguments())
+            matched = seen.data == expected.data
+            if matched.all() or (limit is not None and time.perf_counter_ns() - start >= limit):
+                return _Handle(matched, tl.int1)
+
+    _Builder.create_masked_load = create_masked_load
+    _Builder.create_load = create_load
+    _Builder.create_atomic_cas = create_atomic_cas
+    _Builder.create_atomic_rmw = create_atomic_rmw
+    if hasattr(_Builder, "create_atomic_poll"):
+        _Builder.create_atomic_poll = create_atomic_poll
+
+
+def _volatile_load_arguments() -> tuple:
+    # One cache argument since Triton 3.9, a cache modifier and an eviction policy before; the last says volatile.
+    count = len(inspect.signature(_Builder_masked_load).parameters) - 4
+    return (None,) * (count - 1) + (True,)
+
+
+_Builder_masked_load = _Builder.create_masked_load
+
+
+class _Language:
+    """Patches of ``triton.language`` while at least one launch is active."""
+
+    def __init__(self) -> None:
+        self._scope = None
+        self._everywhere = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+
+    def enter(self) -> None:
+        if self._scope is None:
+            self._scope = stock._patch_lang(self._everywhere)
+            self._scope.set_attr(tl.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
+
+    def leave(self) -> None:
+        if self._scope is not None and not scheduler.active:
+            self._scope.restore()
+            self._scope = None
+
+
+_language = _Language()
+
+
+def _check_argument(kernel: str, name: str, value: object) -> None:
+    device = getattr(value, "device", None)
+    if hasattr(value, "data_ptr") and device is not None and device.type != "cpu":
+        raise ArgumentError(
+            f"kernel {kernel} runs under the interpreter, which works on host memory; argument {name} is on {device}. "
+            "Create it with device='cpu', or run on the GPU with IRIS_RUNTIME=gpu"
+        )
+
+
+def _execute(executor, *args, **kwargs) -> None:
+    """Stands for ``GridExecutor.__call__``: start a grid on the current stream."""
+    kernel = executor.fn.__name__
+    spec = inspect.getfullargspec(executor.fn)
+    kwargs = {name: value for name, value in kwargs.items() if name in spec.args or name in spec.kwonlyargs}
+    for hook in executor.pre_run_hooks:
+        hook(*args, **kwargs)
+    given = inspect.getcallargs(executor.fn, *args, **kwargs)
+    for name, value in given.items():
+        _check_argument(kernel, name, value)
+    constexprs = set(executor.constexprs)
+    values = {name: v if name in constexprs else stock._implicit_cvt(v) for name, v in given.items()}
+    grid = executor.grid(values) if callable(executor.grid) else executor.grid
+    grid = (grid,) if isinstance(grid, int) else tuple(int(extent) for extent in grid)
+    if not 1 <= len(grid) <= 3 or any(extent < 0 for extent in grid):
+        raise ArgumentError(f"kernel {kernel}: the grid must have 1 to 3 extents of at least 0, got {grid}")
+    grid += (1,) * (3 - len(grid))
+
+    def body() -> None:
+        program = scheduler.current
+        try:
+            executor.fn(**values)
+        except IrisError:
+            raise
+        except Exception as error:
+            raise InterpreterError(f"{program.describe()}, {_place(error)}: {error!r}") from error
+
+    submit(Launch(kernel, grid, body, keep=given), before=_language.enter, after=_language.leave)
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame outside the interpreter and NumPy."""
+    place, trace = "unknown line", error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not any(part in name for part in ("/triton/", "/numpy/", "/runtime/interpreter.py")):
+            place = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _set_index(program: Program) -> None:
+    _builder.grid_dim = program.launch.grid
+    _builder.grid_idx = program.index
+
+
+def _call_device_function(function, *args, **kwargs):
+    """Stands for ``InterpretedFunction.__call__``: the language is patched already, and errors keep their type."""
+    return function.rewrite()(*args, **kwargs)
+
+
+_installed = False
+
+
+def install(seed: int = 0) -> None:
+    """Apply the changes to Triton's interpreter in this process; later calls do nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    _wrap_arithmetic()
+    _wrap_casts()
+    _wrap_memory()
+    stock.GridExecutor.__call__ = _execute
+    stock.InterpretedFunction.__call__ = _call_device_function
+    scheduler.on_resume = _set_index

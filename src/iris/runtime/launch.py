@@ -1,0 +1,53 @@
+"""The one way the library starts a kernel: launch options a target knows, names for messages, errors after the launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iris.runtime.context import Iris
+
+_AMD_ONLY = frozenset({"matrix_instr_nonkdim", "waves_per_eu", "kpack"})
+_NVIDIA_ONLY = frozenset({"maxnreg", "num_ctas"})
+_OPTIONS = _AMD_ONLY | _NVIDIA_ONLY | {"num_warps", "num_stages"}
+
+_names: list[str] = ["an unnamed kernel"]
+_ids: dict[str, int] = {}
+
+
+def kernel_id(name: str) -> int:
+    """A number that stands for a kernel's name in the error slot; the same name gives the same number."""
+    if name not in _ids:
+        _ids[name] = len(_names)
+        _names.append(name)
+    return _ids[name]
+
+
+def kernel_name(number: int) -> str:
+    """The name behind :func:`kernel_id`."""
+    return _names[number] if 0 <= number < len(_names) else _names[0]
+
+
+def options_for(vendor: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The launch options among ``options`` that a vendor's compiler takes; none for the interpreter."""
+    dropped = {"nvidia": _AMD_ONLY, "amd": _NVIDIA_ONLY, "cpu": _OPTIONS}[vendor]
+    return {name: value for name, value in options.items() if name not in dropped and value is not None}
+
+
+def start(ctx: Iris, kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+    """Start ``kernel`` on the current stream.
+
+    Args:
+        ctx: the context whose ranks take part.
+        kernel: a ``@triton.jit`` function.
+        grid: number of programs along up to three axes; nothing is started when one of them is 0.
+        args, meta: the kernel's arguments; ``meta`` also holds launch options of any vendor.
+
+    Raises:
+        WaitTimeout: on the cpu runtime, when a program of the kernel waited in vain.
+    """
+    if 0 in grid:
+        return
+    kernel[grid](*args, **options_for(ctx.target.vendor, meta))
+    if not ctx.target.compiled:
+        ctx.raise_for_failed_waits()

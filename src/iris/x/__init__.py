@@ -1,0 +1,1 @@
+"""Device building blocks of the operations."""

@@ -1,0 +1,125 @@
+"""The commands and their help. What a command does is imported when it runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from iris.errors import IrisError
+
+app = typer.Typer(
+    help="Multi-GPU Triton kernels over a symmetric heap.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Entry point of the ``iris`` command."""
+    try:
+        app(prog_name="iris")
+    except IrisError as error:
+        print(f"iris: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"iris {metadata.version('iris-kernels')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+_RUN_HELP = (
+    "Run a program as several ranks on this machine.\n\n"
+    "The ranks find each other as under torchrun. With fewer GPUs than ranks, ranks share GPUs; with none, kernels run "
+    "on the CPU through Triton's interpreter.\n\n"
+    "When a rank fails, the others are ended and the traceback of the rank that failed first is printed last. However "
+    "the run ends, nothing is left behind.\n\n"
+    "[bold]iris run -n 4 train.py --steps 10[/]\n\n"
+    "[bold]iris run -n 2 -m mypackage.serve --port 0[/]"
+)
+
+
+# Options end at the first word that is none, so that everything after the script belongs to the script.
+@app.command("run", help=_RUN_HELP, context_settings={"allow_interspersed_args": False})
+def _run(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROGRAM [ARGUMENT]...", help="The script, or the module with [bold]-m[/]; then its own arguments."
+        ),
+    ],
+    num_ranks: Annotated[int, typer.Option("-n", "--num-ranks", min=1, help="How many rank processes to start.")] = 1,
+    module: Annotated[bool, typer.Option("-m", "--module", help="PROGRAM is the name of a module.")] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="End all ranks after this time, and report where they were."),
+    ] = None,
+    no_python: Annotated[
+        bool, typer.Option("--no-python", "--python-free", help="PROGRAM is any program, not a Python script.")
+    ] = False,
+) -> None:
+    """Start the ranks; leave with the exit code of the run."""
+    from iris.cli.run import launch
+
+    if module and no_python:
+        raise typer.BadParameter("a module is Python; give -m or --no-python, not both")
+    words = ["-m", *command] if module else command
+    raise typer.Exit(launch(words, num_ranks, timeout=timeout, python=not no_python))
+
+
+@app.command("doctor")
+def _doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Say what this machine offers, what is missing and how to mend it.
+
+    Leaves with 0 when ranks can run here, with 1 when they cannot.
+    """
+    from iris.cli.doctor import doctor
+
+    raise typer.Exit(doctor(as_json=as_json))
+
+
+@app.command("env")
+def _environment() -> None:
+    """List the environment variables of Iris, with their values here."""
+    from iris.cli.doctor import print_variables
+
+    print_variables()
+
+
+@app.command("demo")
+def _demo(
+    num_ranks: Annotated[
+        int, typer.Option("-n", "--num-ranks", min=1, help="How many ranks to split the model over.")
+    ] = 4,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results to a JSON file.")
+    ] = None,
+    sentences: Annotated[
+        Path | None, typer.Option("--sentences", metavar="FILE", help="Sentences of your own, one a line.")
+    ] = None,
+) -> None:
+    """Run a sentence-embedding model with its layers split over several ranks."""
+    from iris.cli.run import launch
+
+    arguments = ["--json", str(json_file)] if json_file else []
+    arguments += ["--sentences", str(sentences)] if sentences else []
+    raise typer.Exit(launch(["-m", "iris.demo", *arguments], num_ranks))

@@ -169,10 +169,7 @@ class TensorFactory:
         pin_memory=False,
     ):
         """Tensor of shape ``size``, uniform in [0, 1), floating or complex. Collective in order; see the class."""
-
-        def fill(tensor, generator):
-            torch.rand(tensor.shape, generator=generator, out=tensor)
-
+        fill = _drawn(torch.rand)
         return self._create("rand", parse_size(*size), dtype, fill, out, layout, device, requires_grad, generator)
 
     def randn(
@@ -188,10 +185,7 @@ class TensorFactory:
     ):
         """Tensor of shape ``size``, normal with mean 0 and variance 1, floating or complex. Collective in order; see
         the class. Values are drawn into the heap memory itself."""
-
-        def fill(tensor, generator):
-            torch.randn(tensor.shape, generator=generator, out=tensor)
-
+        fill = _drawn(torch.randn)
         return self._create("randn", parse_size(*size), dtype, fill, out, layout, device, requires_grad, generator)
 
     def randint(
@@ -214,10 +208,7 @@ class TensorFactory:
             raise ArgumentError(f"{name}: low must be below high")
         dtype = torch.int64 if dtype is None else dtype
         _check_fits(name, dtype, low, high - 1)
-
-        def fill(tensor, generator):
-            torch.randint(low, high, tensor.shape, generator=generator, out=tensor)
-
+        fill = _drawn(torch.randint, low, high)
         return self._create(name, shape, dtype, fill, out, layout, device, requires_grad, generator)
 
     def arange(
@@ -247,8 +238,8 @@ class TensorFactory:
             raise ArgumentError(f"{name} is not possible with {dtype}: {error}") from error
         _check_fits(name, dtype, start, start + (length - 1) * step)
 
-        def fill(tensor, generator):
-            # The probe tensor is shorter than the range, and torch would resize it.
+        def fill(tensor, _):
+            # torch resizes an out= tensor of another length, and the tensor of the trial has one.
             if tensor.numel() == length:
                 torch.arange(start, end, step, out=tensor)
             else:
@@ -267,22 +258,23 @@ class TensorFactory:
         name = f"linspace from {start} to {end}"
         dtype = _default_dtype(start, end) if dtype is None else dtype
         _check_fits(name, dtype, start, end)
-
-        def fill(tensor, generator):
-            torch.linspace(start, end, tensor.numel(), out=tensor)
-
-        return self._create(name, (length,), dtype, fill, out, layout, device, requires_grad)
+        return self._create(
+            name,
+            (length,),
+            dtype,
+            lambda tensor, _: torch.linspace(start, end, tensor.numel(), out=tensor),
+            out,
+            layout,
+            device,
+            requires_grad,
+        )
 
     def uniform(self, size, low=0.0, high=1.0, dtype=torch.float):
         """Tensor of shape ``size``, uniform in [low, high), floating dtypes. Collective in order; see the class."""
         low, high = _number("low", low), _number("high", high)
         shape = parse_size(size)
         name = f"uniform from {low} to {high}"
-
-        def fill(tensor, generator):
-            tensor.uniform_(low, high, generator=generator)
-
-        return self._create(name, shape, dtype, fill)
+        return self._create(name, shape, dtype, lambda tensor, g: tensor.uniform_(low, high, generator=g))
 
     def allocate_symmetric(self, *size, dtype=None) -> tuple[torch.Tensor, torch.Tensor]:
         """Uninitialised tensor of shape ``size`` and the addresses of its copies on all ranks.
@@ -404,6 +396,10 @@ class _Constant:
 
     def __call__(self, tensor: torch.Tensor, generator: torch.Generator | None) -> None:
         tensor.fill_(self.value)
+
+
+def _drawn(factory: Callable[..., torch.Tensor], *args: Any) -> _Fill:
+    return lambda tensor, generator: factory(*args, tensor.shape, generator=generator, out=tensor)
 
 
 def _byte_interface(ptr: int, nbytes: int) -> dict[str, Any]:

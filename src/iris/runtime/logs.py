@@ -4,8 +4,8 @@ A line reads ``HH:MM:SS LEVEL [Iris] [rank/world] [module] message``, with ``?``
 is ``IRIS_LOG_LEVEL`` until :func:`set_logger_level` or the program changes it.
 
 Records do not propagate to the root logger, or a program with a root handler would print them twice. pytest's
-``caplog`` hears such a logger from pytest 9 on. For older ones a test calls ``logger.addHandler(caplog.handler)``, which
-does no harm where the handler is there already, and ``logger.removeHandler(caplog.handler)`` at its end.
+``caplog`` hears such a logger from pytest 9 on. For older ones a test calls ``logger.addHandler(caplog.handler)``,
+which does no harm where the handler is there already, and ``logger.removeHandler(caplog.handler)`` at its end.
 """
 
 from __future__ import annotations

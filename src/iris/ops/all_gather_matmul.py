@@ -91,21 +91,21 @@ def all_gather_matmul(
         NotAMemberError: the caller is not in ``group``.
     """
     members = ctx.resolve_group(group)
-    facts = _facts(ctx, output_tensor, A_sharded, B, bias, config, workspace, gather_dim)
     state = _state(ctx)
-    error: IrisError | None = None
-    call = None
-    try:
-        call = state.call(members, output_tensor, A_sharded, B, bias, config, gather_dim, group)
-        if workspace is not None:
-            _require(workspace, call, members)
-    except IrisError as caught:
-        error = caught
-    if error is not None or not ctx.agreement.known(OPERATION, members, facts):
-        ctx.agreement.reach(OPERATION, members, facts, error)
-    assert call is not None
+    key = (
+        *_layout(output_tensor), *_layout(A_sharded), *_layout(B), *_layout(bias),
+        _address(A_sharded), config, workspace is None, gather_dim, members.ranks, type(group),
+        torch.get_float32_matmul_precision(),
+    )  # fmt: skip
+    call = state.recall(key)
+    if call is None:
+        call = state.agree(members, output_tensor, A_sharded, B, bias, config, workspace, gather_dim, group)
+        state.remember(key, call)
+    call.check_overlap(output_tensor, A_sharded, B, bias)
     if workspace is None:
         workspace = state.workspace(call, members)
+    else:
+        call.require(workspace, members)
     if workspace.plan is not call.plan:
         state.report(call.plan)
         workspace.plan = call.plan
@@ -136,15 +136,7 @@ def all_gather_matmul_preamble(
     )
     rows = A_sharded.shape[0] * (members.size if gather_dim == 0 else 1)
     out = torch.empty((rows, B.shape[1] if B.dim() == 2 else 0), dtype=dtype, device=ctx.get_device())
-    facts = _facts(ctx, out, A_sharded, B, None, config, None, gather_dim) | {"preamble": True}
-    error: IrisError | None = None
-    call = None
-    try:
-        call = _state(ctx).call(members, out, A_sharded, B, None, config, gather_dim, group)
-    except IrisError as caught:
-        error = caught
-    ctx.agreement.reach(OPERATION, members, facts, error)
-    assert call is not None
+    call = _state(ctx).agree(members, out, A_sharded, B, None, config, None, gather_dim, group, preamble=True)
     return make_workspace(ctx, call, members)
 
 
@@ -161,48 +153,81 @@ def explain(
 ) -> Plan:
     """The plan that :func:`all_gather_matmul` would follow with these arguments; runs nothing. Local."""
     members = ctx.resolve_group(group)
-    return _state(ctx).call(members, output_tensor, A_sharded, B, bias, config, gather_dim, group).plan
+    return _checked(ctx, members, output_tensor, A_sharded, B, bias, config, gather_dim, group).plan
 
 
 class Call:
-    """A checked combination of arguments and its plan."""
+    """A checked combination of arguments, its plan, and what every launch of it needs."""
 
-    __slots__ = ("grid", "plan", "precision", "problem")
-
-    def __init__(self, problem: Problem, plan: Plan, grid: tuple[int, ...], precision: str):
+    def __init__(self, ctx: Iris, problem: Problem, plan: Plan, out, a, b, bias):
         self.problem = problem
         self.plan = plan
-        self.grid = grid
-        self.precision = precision
+        self.grid = _grid(ctx, problem, plan)
+        self.precision = precision(ctx.target, a.dtype, plan.config)
+        self._out_bytes = arguments.span_bytes(out)
+        self._input_bytes = [arguments.span_bytes(t) if t is not None else 0 for t in (a, b, bias)]
+
+    def check_overlap(self, out, a, b, bias) -> None:
+        """Raise ArgumentError when ``out`` shares memory with an input, which is still read while out is written."""
+        start = out.data_ptr()
+        end = start + self._out_bytes
+        for name, tensor, nbytes in zip(("A_sharded", "B", "bias"), (a, b, bias), self._input_bytes, strict=True):
+            if nbytes and tensor.data_ptr() < end and start < tensor.data_ptr() + nbytes:
+                raise ArgumentError(f"output_tensor overlaps {name} in memory; give it memory of its own")
+
+    def require(self, workspace: FusedWorkspace, members: Group) -> None:
+        """Raise ArgumentError unless ``workspace`` was made for such a call."""
+        workspace.require(
+            operation=OPERATION,
+            shape=(self.problem.M, self.problem.N, self.problem.K),
+            dtype=self.problem.a_dtype,
+            world_size=members.size,
+            group=members,
+            variant=self.plan.algorithm,
+        )
 
 
 class State:
-    """What a context remembers of this operation: checked calls, workspaces, reported plans."""
+    """What a context remembers of this operation: agreed calls, workspaces, reported plans."""
 
     def __init__(self, ctx: Iris):
         self._ctx = ctx
         self._calls: dict[tuple, Call] = {}
+        self._forgotten = 0
         self._workspaces: dict[tuple, FusedWorkspace] = {}
         self._reported: set[Plan] = set()
 
-    def call(self, members: Group, out, a, b, bias, config, gather_dim, group) -> Call:
-        """The checked call for these arguments; repeats only the checks that depend on addresses."""
-        key = (
-            *_layout(out), *_layout(a), *_layout(b), *(_layout(bias) if bias is not None else ()),
-            config, gather_dim, members.ranks, torch.get_float32_matmul_precision(), group is None,
-        )  # fmt: skip
-        call = self._calls.get(key)
-        if call is None:
-            problem = check(self._ctx, out, a, b, bias, members.size, gather_dim)
-            if config is not None:
-                config.validate(members.size)
-            plan = choose(self._ctx, problem, config, torch_possible=_torch_possible(problem, members, group, self._ctx))
-            grid = _grid(self._ctx, problem, plan)
-            call = Call(problem, plan, grid, precision(self._ctx.target, a.dtype, plan.config))
-            self._calls[key] = call
-        if members.size > 1:
-            arguments.check_symmetric(self._ctx, "A_sharded", a)
-        arguments.check_no_overlap(out, A_sharded=a, B=b, bias=bias)
+    def recall(self, key: tuple) -> Call | None:
+        """The call of these arguments, when the ranks have agreed on it and need not again."""
+        agreement = self._ctx.agreement
+        if self._forgotten != agreement.forgotten or len(self._calls) > 4 * agreement.KEPT:
+            self._calls.clear()
+            self._forgotten = agreement.forgotten
+        return self._calls.get(key) if agreement.mode() != "always" else None
+
+    def remember(self, key: tuple, call: Call) -> None:
+        """Keep a call that :meth:`agree` returned."""
+        self._calls[key] = call
+
+    def agree(self, members, out, a, b, bias, config, workspace, gather_dim, group, preamble=False) -> Call:
+        """Check the arguments and compare them across the group. Collective over the group.
+
+        Raises:
+            IrisError: what is wrong here.
+            RankMismatch: what is wrong on another rank, or what differs.
+        """
+        error: IrisError | None = None
+        call = None
+        try:
+            call = _checked(self._ctx, members, out, a, b, bias, config, gather_dim, group)
+            call.check_overlap(out, a, b, bias)
+            if workspace is not None:
+                call.require(workspace, members)
+        except IrisError as caught:
+            error = caught
+        facts = _facts(self._ctx, out, a, b, bias, config, workspace, gather_dim, preamble)
+        self._ctx.agreement.reach(OPERATION, members, facts, error)
+        assert call is not None  # reach() raises the error
         return call
 
     def workspace(self, call: Call, members: Group) -> FusedWorkspace:
@@ -218,6 +243,16 @@ class State:
         if plan not in self._reported:
             self._reported.add(plan)
             self._ctx.info(str(plan))
+
+
+def _checked(ctx: Iris, members: Group, out, a, b, bias, config, gather_dim, group) -> Call:
+    problem = check(ctx, out, a, b, bias, members.size, gather_dim)
+    if config is not None:
+        config.validate(members.size)
+    plan = choose(ctx, problem, config, torch_possible=_torch_possible(problem, members, group, ctx))
+    if members.size > 1:
+        arguments.check_symmetric(ctx, "A_sharded", a)
+    return Call(ctx, problem, plan, out, a, b, bias)
 
 
 def check(
@@ -367,23 +402,17 @@ def _grid(ctx: Iris, problem: Problem, plan: Plan) -> tuple[int, ...]:
     return (min(tiles, config.num_sms or ctx.get_cu_count()),)
 
 
-def _require(workspace: FusedWorkspace, call: Call, members: Group) -> None:
-    problem = call.problem
-    workspace.require(
-        operation=OPERATION,
-        shape=(problem.M, problem.N, problem.K),
-        dtype=problem.a_dtype,
-        world_size=members.size,
-        group=members,
-        variant=call.plan.algorithm,
-    )
-
-
 def _layout(tensor: Any) -> tuple:
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) if isinstance(tensor, torch.Tensor) else (tensor,)
+    if isinstance(tensor, torch.Tensor):
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return (type(tensor),)
 
 
-def _facts(ctx, out, a, b, bias, config, workspace, gather_dim) -> dict[str, Any]:
+def _address(tensor: Any) -> int:
+    return tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
+
+
+def _facts(ctx, out, a, b, bias, config, workspace, gather_dim, preamble) -> dict[str, Any]:
     """What must be the same on every rank, by name. A's place counts, because peers read it through their own pointer."""
     facts: dict[str, Any] = {}
     for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b), ("bias", bias)):
@@ -393,8 +422,10 @@ def _facts(ctx, out, a, b, bias, config, workspace, gather_dim) -> dict[str, Any
         facts["strides of A_sharded"] = a.stride()
         facts["offset of A_sharded in the heap"] = a.data_ptr() - ctx.heap.base if ctx.is_symmetric(a) else "not there"
     facts["config"] = config
+    facts["float32 precision"] = torch.get_float32_matmul_precision()
     facts["workspace"] = "given" if workspace is not None else "none"
     facts["gather_dim"] = gather_dim
+    facts["call"] = "all_gather_matmul_preamble" if preamble else "all_gather_matmul"
     return facts
 
 

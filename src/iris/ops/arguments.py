@@ -128,18 +128,9 @@ def check_bias(ctx: Iris, bias: torch.Tensor | None, M: int, N: int) -> None:
         raise ArgumentError(f"bias must have shape ({N},), or broadcast from two dimensions to ({M}, {N}); got {tuple(bias.shape)}")
 
 
-def check_no_overlap(out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
-    """Raise ArgumentError when ``out`` shares memory with an input, which is still read while out is written."""
-    low, high = _span(out)
-    for name, tensor in inputs.items():
-        if tensor is None or not tensor.numel() or not out.numel():
-            continue
-        start, end = _span(tensor)
-        if start < high and low < end:
-            raise ArgumentError(f"out overlaps {name} in memory; give it memory of its own")
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last; 0 when it is empty."""
+    if not tensor.numel():
+        return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
+    return (last + 1) * tensor.element_size()

@@ -13,8 +13,6 @@ from iris.runtime.groups import Group
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
-_KEPT = 4096
-
 
 class Agreement:
     """What the ranks of a context have agreed on so far.
@@ -22,15 +20,26 @@ class Agreement:
     ``IRIS_CHECK`` decides when ranks compare: at the first call of a combination of arguments (the default), at every
     call, or never. Combinations are forgotten oldest first, at the same call on every rank, since every rank adds the
     same ones.
+
+    Attributes:
+        forgotten: how many combinations have been forgotten; callers that keep their own memory drop it when it changes.
     """
+
+    KEPT = 4096
 
     def __init__(self, ctx: Iris):
         self._ctx = ctx
         self._agreed: OrderedDict[tuple, None] = OrderedDict()
+        self.forgotten = 0
+
+    @staticmethod
+    def mode() -> str:
+        """``IRIS_CHECK``: first, always or off."""
+        return _env.get("IRIS_CHECK")
 
     def known(self, operation: str, group: Group, facts: Mapping[str, Any]) -> bool:
         """Whether a call with these facts needs no comparison."""
-        mode = _env.get("IRIS_CHECK")
+        mode = self.mode()
         return group.size == 1 or mode == "off" or (mode == "first" and _key(operation, group, facts) in self._agreed)
 
     def reach(self, operation: str, group: Group, facts: Mapping[str, Any], error: IrisError | None = None) -> None:
@@ -61,8 +70,9 @@ class Agreement:
             raise RankMismatch(f"{operation}: nothing was launched, because {shown}")
         self._compare(operation, group, [theirs for theirs, _ in posts])
         self._agreed[_key(operation, group, facts)] = None
-        while len(self._agreed) > _KEPT:
+        while len(self._agreed) > self.KEPT:
             self._agreed.popitem(last=False)
+            self.forgotten += 1
 
     def _compare(self, operation: str, group: Group, posts: list[dict[str, str]]) -> None:
         differing = [name for name in posts[0] if len({post.get(name) for post in posts}) > 1]

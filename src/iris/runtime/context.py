@@ -76,6 +76,7 @@ class Iris(TensorFactory):
         self._make_device_context(reserved)
         self._services: dict[str, Any] = {}
         self.agreement = Agreement(self)
+        self._world = groups.resolve(None, self.cur_rank, self.num_ranks)
         self._side_stream: Any = None
         self._group_members: dict[tuple[int, ...], torch.Tensor] = {}
         if not on_gpu:
@@ -201,6 +202,8 @@ class Iris(TensorFactory):
 
     def resolve_group(self, group: Any) -> groups.Group:
         """``group`` as ranks in group order; raises NotAMemberError when the caller is not in it."""
+        if group is None:
+            return self._world
         return groups.resolve(group, self.cur_rank, self.num_ranks)
 
     def synchronize(self) -> None:

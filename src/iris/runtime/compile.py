@@ -1,0 +1,66 @@
+"""Compiles a kernel for a target without the device, for real figures of shared memory, registers and spills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from iris._target import Target
+from iris.runtime.launch import options_for
+
+
+class _Driver:
+    """Stands for the driver of a device that is not there: kernels ask it which vendor they are compiled for."""
+
+    def __init__(self, target: Any):
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+
+@contextmanager
+def compiling_for(target: Target) -> Iterator[None]:
+    """Let kernels that are compiled in the block see ``target`` as the machine's own."""
+    from triton.runtime import driver
+
+    # Not `driver.active`, which looks for a device, nor `reset_active()`, which needs one.
+    before = driver._active
+    driver.set_active(_Driver(target.gpu_target()))
+    try:
+        yield
+    finally:
+        driver.set_active(before)
+
+
+def compile_kernel(kernel: Any, target: Target, arguments: Mapping[str, Any], **options: Any) -> Any:
+    """Compile ``kernel`` for ``target``.
+
+    Args:
+        kernel: a ``@triton.jit`` function, decorated while kernels are compiled (the ``gpu`` runtime).
+        target: what to compile for; the device need not be there.
+        arguments: for each parameter either a type name (``"*fp16"``, ``"i32"``) or, for ``tl.constexpr`` parameters
+            and those to be specialised, a value. Pointers are taken to be aligned to 16 bytes, as the launcher does.
+        options: launch options of any vendor.
+
+    Returns:
+        Triton's compiled kernel: ``.metadata.shared`` in bytes, ``.asm["ptx"]`` or ``.asm["amdgcn"]``.
+    """
+    import triton
+    from triton.compiler import ASTSource
+
+    signature, constants, attributes = {}, {}, {}
+    for position, name in enumerate(kernel.arg_names):
+        given = arguments[name]
+        is_type = isinstance(given, str) and (given.startswith("*") or given in ("i32", "i64"))
+        if is_type:
+            signature[name] = given
+            if given.startswith("*"):
+                attributes[(position,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "constexpr"
+            constants[name] = given
+    with compiling_for(target):
+        source = ASTSource(kernel, signature, constants, attributes)
+        return triton.compile(source, target=target.gpu_target(), options=options_for(target.vendor, options))

@@ -10,12 +10,17 @@ import importlib.util
 import sys
 
 
-def main() -> None:
-    """Run the command line on the bare package."""
-    spec = importlib.util.find_spec("iris")
-    assert spec is not None
+def enter_bare_package() -> None:
+    """Make the submodules of ``iris`` importable without running its ``__init__.py``, unless that has been done."""
     if "iris" not in sys.modules:
+        spec = importlib.util.find_spec("iris")
+        assert spec is not None
         sys.modules["iris"] = importlib.util.module_from_spec(spec)
+
+
+def main() -> None:
+    """Run the command line."""
+    enter_bare_package()
     from iris.cli import main as command
 
     command()

@@ -32,7 +32,11 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"iris {metadata.version('iris-kernels')}")
+        try:
+            version = metadata.version("iris-kernels")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"iris {version}")
         raise typer.Exit
 
 

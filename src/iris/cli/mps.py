@@ -11,6 +11,7 @@ run by path: it must not import the package (see ``_rank.py``).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ CONTROL = "nvidia-cuda-mps-control"
 LONGEST_FOLDER = 60
 START_SECONDS = 30.0
 QUIT_SECONDS = 10.0
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def binary(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -118,7 +120,7 @@ def _end(control: str, environment: dict[str, str]) -> None:
         )  # fmt: skip
     for signum in (None, signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + QUIT_SECONDS / 2
-        while (left := processes(pipe_directory)) and time.monotonic() < deadline:
+        while (left := _collect(pipe_directory)) and time.monotonic() < deadline:
             if signum is not None:
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
@@ -128,8 +130,20 @@ def _end(control: str, environment: dict[str, str]) -> None:
             return
 
 
+def _collect(pipe_directory: str) -> list[int]:
+    """The processes of a daemon that still run; those that have ended are collected."""
+    running = processes(pipe_directory)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return running
+
+
 def _guard() -> int:
     """Start a daemon, say so, end it at the end of standard input."""
+    # The daemon detaches itself. It becomes a child of this process then and not of process 1, which in many containers
+    # collects nobody.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
     control = binary()

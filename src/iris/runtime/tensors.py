@@ -366,7 +366,7 @@ def tensor_from_ptr(
 
     Raises:
         ArgumentError: the address is not above 0 or not a multiple of the element size.
-        DeviceMismatch: the memory does not belong to ``device``.
+        DeviceMismatch: torch can reach the memory from ``device`` only by copying it.
         UnsupportedError: ``device`` is neither a CUDA (or ROCm) device nor the CPU, or the dtype is not known.
     """
     size = parse_size(shape)

@@ -373,7 +373,7 @@ class Iris(TensorFactory):
             streams.synchronize()
 
     def _log(self, level: int, message: str) -> None:
-        logs.log_rank(level, message, rank=self.cur_rank, num_ranks=self.num_ranks)
+        logs.log_rank(level, message, rank=self.cur_rank, num_ranks=self.num_ranks, stacklevel=3)
 
 
 def iris(heap_size: int = 1 << 30, allocator_type: str = "torch", copy_engine: str | None = None) -> Iris:

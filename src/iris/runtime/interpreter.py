@@ -9,12 +9,14 @@ What the stock interpreter of Triton 3.6 to 3.9 lacks, and what stands here inst
 - ``tl.dot``, arithmetic and atomics on bf16 work on raw bit patterns or fail; casts to bf16 and from fp8 round or
   decode wrongly: here they go through float32 and PyTorch's conversions;
 - ``tl.atomic_poll`` blocks the thread: here it gives up control between reads;
-- Triton 3.6 with NumPy 2.4 cannot turn a kernel argument into a ``range`` bound.
+- Triton 3.6 with NumPy 2.4 cannot turn a kernel argument into a ``range`` bound;
+- Triton's own library is compiled or interpreted as settled when Triton is imported: :func:`interpret_library` mends it.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 import time
 from types import SimpleNamespace
 
@@ -329,3 +331,33 @@ def install(seed: int = 0) -> None:
     stock.GridExecutor.__call__ = _execute
     stock.InterpretedFunction.__call__ = _call_device_function
     scheduler.on_resume = _set_index
+
+
+def interpret_library() -> None:
+    """Let Triton's own device functions be interpreted when Triton was imported before the runtime was settled.
+
+    Triton decorates its library (``tl.sum``, ``tl.cdiv`` and so on) when it is imported, in the mode of that moment.
+    """
+    from triton.runtime.jit import JITFunction
+
+    interpreted: dict[int, stock.InterpretedFunction] = {}
+
+    def swap(function: JITFunction) -> stock.InterpretedFunction:
+        return interpreted.setdefault(id(function), stock.InterpretedFunction(function.fn))
+
+    for name, module in list(sys.modules.items()):
+        if name == "triton" or name.startswith("triton."):
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, JITFunction):
+                    setattr(module, attribute, swap(value))
+    for attribute, value in list(vars(tl.tensor).items()):
+        if isinstance(value, JITFunction):
+            # A plain function, so that it binds to the tensor it is called on.
+            setattr(tl.tensor, attribute, _member(swap(value)))
+
+
+def _member(function: stock.InterpretedFunction):
+    def member(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return member

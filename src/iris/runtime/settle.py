@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -49,17 +50,16 @@ def settle() -> str:
                 "IRIS_RUNTIME=gpu compiles kernels, but TRITON_INTERPRET is set. Unset TRITON_INTERPRET, or take "
                 "IRIS_RUNTIME=cpu"
             )
-        if "triton" in sys.modules and _triton_interprets() != interpreted:
-            raise RuntimeConflict(
-                f"iris settles on the {runtime} runtime ({reason}), but Triton was imported for "
-                f"{'compiled' if interpreted else 'interpreted'} kernels before it. Import iris before triton, or start "
-                f"Python with TRITON_INTERPRET={'1' if interpreted else '0'}"
-            )
+        compiled_library = "triton" in sys.modules and not _triton_interprets()
         if interpreted:
             os.environ["TRITON_INTERPRET"] = "1"
-            from iris.runtime.interpreter import install
+            if compiled_library:
+                _refuse_compiled_kernels(runtime, reason)
+            from iris.runtime.interpreter import install, interpret_library
 
             install()
+            if compiled_library:
+                interpret_library()
         _settled = (runtime, reason)
     return _settled[0]
 
@@ -69,6 +69,23 @@ def settled() -> tuple[str, str]:
     settle()
     assert _settled is not None
     return _settled
+
+
+def _refuse_compiled_kernels(runtime: str, reason: str) -> None:
+    """Raise when a kernel was decorated before the runtime was settled, for the wrong kind of runtime."""
+    from triton.runtime.jit import JITFunction
+
+    names = sorted(
+        f"{thing.fn.__module__}.{thing.fn.__qualname__}"
+        for thing in gc.get_objects()
+        if issubclass(type(thing), JITFunction) and not thing.fn.__module__.startswith("triton.")
+    )
+    if names:
+        raise RuntimeConflict(
+            f"iris settles on the {runtime} runtime ({reason}), which interprets kernels, but these were decorated "
+            f"before iris was imported and are compiled: {', '.join(names[:5])}. Import iris above them, or start Python "
+            "with TRITON_INTERPRET=1"
+        )
 
 
 def _triton_interprets() -> bool:

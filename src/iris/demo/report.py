@@ -59,9 +59,10 @@ def show(out: Console, matmuls: Sequence[Measured], closest: dict[str, Any] | No
     for matmul in matmuls:
         out.print(f"{matmul.name}: {matmul.plan.algorithm} ({matmul.plan.source}): {matmul.plan.reason}")
         if matmul.padding:
+            s = "s" * (matmul.padding > 1)
             out.print(
-                f"  {len(matmul.ranks)} ranks do not divide K={matmul.K}: A got {matmul.padding} columns and B "
-                f"{matmul.padding} rows of zeros"
+                f"  {len(matmul.ranks)} ranks do not divide K={matmul.K}: A got {matmul.padding} column{s} and B "
+                f"{matmul.padding} row{s} of zeros"
             )
     if interpreted:
         out.print("times: kernels are interpreted on this machine, so they say nothing about speed")

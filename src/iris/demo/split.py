@@ -16,13 +16,13 @@ from iris.ops import FusedConfig, Plan
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
-# Each of K additions rounds by at most 2^-24 of a partial sum, evenly spread: a standard deviation of 2^-24/sqrt(3) of it.
-# A random walk of K such steps, five standard deviations far (one element in two million is further), is 5/sqrt(3) < 3
-# times sqrt(K) 2^-24 of the largest partial sum, which |A| |B| + |bias| bounds generously.
+# Each of K additions rounds by at most 2^-24 of a partial sum, evenly spread: a standard deviation of 2^-24/sqrt(3) of
+# it. A random walk of K such steps, five standard deviations far (one element in two million is further), is
+# 5/sqrt(3) < 3 times sqrt(K) 2^-24 of the largest partial sum, which |A| |B| + |bias| bounds generously.
 _WALK = 3
 TOLERANCE = (
-    f"{_WALK} sqrt(K) 2^-24 (|A| |B| + |bias|) for K sums in float32, whose rounding errors add up like a random walk, and "
-    "half a unit in the last place for the output's dtype"
+    f"{_WALK} sqrt(K) 2^-24 (|A| |B| + |bias|) for K sums in float32, whose rounding errors add up like a random walk, "
+    "and half a unit in the last place for the output's dtype"
 )
 
 

@@ -109,10 +109,11 @@ class Model:
             self._linear(x, layer, f"attention.self.{name}").view(-1, self._heads, self.hidden // self._heads)
             for name in ("query", "key", "value")
         )
-        mixed = [
-            F.scaled_dot_product_attention(*(t.transpose(0, 1) for t in sentence)).transpose(0, 1)
-            for sentence in zip(q.split(list(lengths)), k.split(list(lengths)), v.split(list(lengths)), strict=True)
-        ]
+        mixed = []
+        for parts in zip(*(t.split(list(lengths)) for t in (q, k, v)), strict=True):
+            # Heads lead, for the products of their rows to be one batch.
+            queries, keys, values = (part.transpose(0, 1) for part in parts)
+            mixed.append(F.scaled_dot_product_attention(queries, keys, values).transpose(0, 1))
         out = self._linear(torch.cat(mixed).reshape(x.shape), layer, "attention.output.dense")
         return self._layer_norm(out + x, f"encoder.layer.{layer}.attention.output.LayerNorm")
 

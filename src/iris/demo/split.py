@@ -132,7 +132,7 @@ def matmul(
     # The shards as the peers have them: their earlier results may differ from this rank's in rounding.
     shards = ctx.exchange.all_gather(f"iris.demo: shards of {name}", A_sharded.cpu())
     check = compare(out, shards, B, bias)
-    mine = Shares(ctx.cur_rank, tuple(A_sharded.shape), tuple(B.shape), tuple(out.shape), *times, check)
+    mine = Shares(ctx.cur_rank, tuple(A_sharded.shape), tuple(B.shape), tuple(out.shape), times[0], times[1], check)
     ranks = ctx.exchange.all_gather(f"iris.demo: results of {name}", mine)
     return out, Measured(name, K, padding, workspace.plan, ranks)
 

@@ -9,7 +9,7 @@ from iris.demo import report
 from iris.demo.split import Measured, Shares, compare, own_columns
 from iris.ops import Plan
 
-WORLD = 2
+WORLD_SIZE = 2
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -21,7 +21,7 @@ def problem(request):
     a[:, 3] *= 20
     a, weight, bias = (tensor.to(request.param) for tensor in (a, weight, bias))
     out = (a.float() @ weight.float().t() + bias.float()).to(request.param)
-    return [own_columns(a, rank, WORLD) for rank in range(WORLD)], weight.t(), bias, out
+    return [own_columns(a, rank, WORLD_SIZE) for rank in range(WORLD_SIZE)], weight.t(), bias, out
 
 
 def test_the_right_result_passes(problem):
@@ -69,11 +69,11 @@ def test_nan_does_not_pass(problem):
     assert check.severity == math.inf
 
 
-@pytest.mark.parametrize("world", [1, 2, 5, 7])
-def test_columns_of_the_ranks(world):
+@pytest.mark.parametrize("world_size", [1, 2, 5, 7])
+def test_columns_of_the_ranks(world_size):
     a = torch.arange(24.0).view(2, 12) + 1
-    shards = [own_columns(a, rank, world) for rank in range(world)]
-    assert {shard.shape for shard in shards} == {(2, -(-12 // world))}
+    shards = [own_columns(a, rank, world_size) for rank in range(world_size)]
+    assert {shard.shape for shard in shards} == {(2, -(-12 // world_size))}
     whole = torch.cat(shards, dim=1)
     assert torch.equal(whole[:, :12], a)
     assert not whole[:, 12:].any()

@@ -223,8 +223,8 @@ def links() -> str:
         except (FileNotFoundError, subprocess.TimeoutExpired):
             continue
         if result.returncode == 0:
-            # nvidia-smi underlines its header with terminal codes.
-            return re.sub(r"\x1b\[[0-9;]*m", "", result.stdout).rstrip()
+            # nvidia-smi underlines its header with terminal codes, and explains each abbreviation there is.
+            return re.sub(r"\x1b\[[0-9;]*m", "", result.stdout).partition("\nLegend:")[0].rstrip()
     return ""
 
 

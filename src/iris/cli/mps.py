@@ -120,23 +120,27 @@ def _end(control: str, environment: dict[str, str]) -> None:
         )  # fmt: skip
     for signum in (None, signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + QUIT_SECONDS / 2
-        while (left := _collect(pipe_directory)) and time.monotonic() < deadline:
-            if signum is not None:
-                for pid in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signum)
+        while not _gone(pipe_directory, signum):
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.05)
-        if not left:
+        else:
             return
 
 
-def _collect(pipe_directory: str) -> list[int]:
-    """The processes of a daemon that still run; those that have ended are collected."""
+def _gone(pipe_directory: str, signum: int | None) -> bool:
+    """Whether nothing of a daemon is left; what has ended is collected, and what has not is sent ``signum``."""
     running = processes(pipe_directory)
-    with contextlib.suppress(ChildProcessError):
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            if signum is not None:
+                os.kill(pid, signum)
+    try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    return running
+    except ChildProcessError:
+        return not running
+    return False
 
 
 def _guard() -> int:

@@ -19,7 +19,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.demo ## a sentence-embedding model, its layers split over 4 ranks, on this machine
+demo: $(VENV)/.demo ## sentences through a layer of a real model that is split over 4 ranks, on this machine
 	$(VENV)/bin/iris demo
 
 test: $(VENV)/.dev ## the tests that need no GPU, without the slow ones

@@ -126,10 +126,3 @@ def test_help_loads_neither_torch_nor_triton():
     )
     result = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
     assert result.stdout.strip().endswith("loaded: set()"), result.stderr
-
-
-def test_the_demo_is_started_on_ranks(iris_command, tmp_path):
-    sentences = tmp_path / "none.txt"
-    result = iris_command("demo", "-n", 1, "--sentences", sentences, "--no-such-option")
-    assert result.returncode == 2
-    assert "--no-such-option" in result.stderr

@@ -23,12 +23,13 @@ HELLO = """
 """
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_ranks_meet_and_their_lines_stay_whole(iris_command, script, world):
-    result = iris_command("run", "-n", world, script(HELLO), PYTHONUNBUFFERED="1")
-    total = world * (world + 1) // 2
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_ranks_meet_and_their_lines_stay_whole(iris_command, script, num_ranks):
+    result = iris_command("run", "-n", num_ranks, script(HELLO), PYTHONUNBUFFERED="1")
+    total = num_ranks * (num_ranks + 1) // 2
     assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == [f"rank {r} of {world} sum {total} []" for r in range(world)]
+    expected = [f"rank {r} of {num_ranks} sum {total} []" for r in range(num_ranks)]
+    assert sorted(result.stdout.splitlines()) == expected
     assert "iris run" not in result.stderr
 
 

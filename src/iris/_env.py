@@ -85,7 +85,8 @@ _ALL = (
         "IRIS_TIMEOUT",
         60.0,
         "seconds, more than 0",
-        "Longest time that a device-side wait or a host exchange waits for a peer before it becomes an error.",
+        "Longest time that the host waits for a peer before it becomes an error. Waits inside kernels end after three "
+        "quarters of it, so that what they saw reaches the ranks that wait on the host.",
         _positive_float,
     ),
     Variable(

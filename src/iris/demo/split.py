@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from iris.ops import FusedConfig, Plan
+from iris.ops import Plan
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -119,14 +119,14 @@ def matmul(
     B = (F.pad(weight, (0, padding)) if padding else weight).to(dtype).t()
     bias = bias.to(dtype)
     out = torch.empty((a.shape[0], B.shape[1]), dtype=dtype, device=ctx.get_device())
-    config = configuration(ctx, algorithm, out, A_sharded, B, bias)
+    named = None if algorithm == "auto" else algorithm
     times = []
     for _ in range(2):
         # The second call must not find the first one's result.
         out.fill_(math.nan)
         ctx.barrier()
         start = time.perf_counter()
-        workspace = ctx.ops.all_gather_matmul(out, A_sharded, B, bias, config=config)
+        workspace = ctx.ops.all_gather_matmul(out, A_sharded, B, bias, algorithm=named)
         ctx.synchronize()
         times.append((time.perf_counter() - start) * 1e3)
     # The shards as the peers have them: their earlier results may differ from this rank's in rounding.
@@ -141,18 +141,6 @@ def own_columns(a: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     """(M, ceil(K/world)): a rank's columns of ``a``, with columns of zeros where ``a`` has no more."""
     padded = F.pad(a, (0, -a.shape[1] % world_size))
     return padded.chunk(world_size, dim=1)[rank]
-
-
-def configuration(ctx: Iris, algorithm: str, out, a, b, bias) -> FusedConfig | None:
-    """The ``config`` argument that names an algorithm; None for ``"auto"``."""
-    if algorithm == "auto":
-        return None
-    if algorithm != "pull":
-        return FusedConfig(algorithm=algorithm)
-    # Naming the kernel leaves its tiles to the caller: those that the operation would take, or small ones that fit the
-    # shared memory of every GPU when it would not have taken the kernel.
-    tiles = ctx.ops.explain("all_gather_matmul", out, a, b, bias).config or FusedConfig(64, 64, 32, num_warps=4)
-    return replace(tiles, algorithm=algorithm)
 
 
 def compare(out: torch.Tensor, shards: Sequence[torch.Tensor], B: torch.Tensor, bias: torch.Tensor) -> Check:

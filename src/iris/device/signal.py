@@ -4,7 +4,7 @@ A flag is an int32 that only grows (an epoch, or a count); a wait ends when ``fl
 arithmetic, so the values may wrap and nothing is reset between calls. *Ready* ("you may read") and *consumed* ("you may
 overwrite") are two flags. Where many programs poll, give each flag a line of its own (:data:`FLAG_STRIDE` elements).
 
-Every wait has a time limit (``IRIS_TIMEOUT``). A program whose wait expires writes one record to the context's error
+Every wait has a time limit (three quarters of ``IRIS_TIMEOUT``). A program whose wait expires writes one record to the context's error
 slot and goes on, so that the kernel ends; the other waits of the context end as well, and the host raises
 :class:`iris.errors.WaitTimeout` at the next barrier, synchronise or blocking operation. What such a launch computed is
 never handed out as a result.

@@ -42,12 +42,23 @@ class OpsNamespace:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
+        algorithm: str | None = None,
         gather_dim: int = 1,
         group: Any = None,
     ) -> FusedWorkspace:
         """``out = gather(A) @ B + bias``; see :func:`iris.ops.all_gather_matmul.all_gather_matmul`."""
         return all_gather_matmul(
-            self._ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, gather_dim=gather_dim, group=group
+            self._ctx,
+            output_tensor,
+            A_sharded,
+            B,
+            bias,
+            async_op,
+            config,
+            workspace,
+            algorithm=algorithm,
+            gather_dim=gather_dim,
+            group=group,
         )
 
     def explain(self, operation: str, *args: Any, **kwargs: Any) -> Plan:

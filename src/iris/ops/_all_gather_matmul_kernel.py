@@ -46,15 +46,19 @@ def pull_kernel(
     ``M`` is the number of rows of one shard (``GATHER_DIM == 0``) or of A; ``K_shard`` the columns of one shard.
     """
     rank = tl.load(members + index)
-    epoch = tl.load(counters) + 1
+    num_ranks = tl.load(context + 1).to(tl.int32)
     ready = flags
-    consumed = flags + WORLD * signal.FLAG_STRIDE
+    consumed = flags + num_ranks * signal.FLAG_STRIDE
+    epochs = counters
+    started = counters + num_ranks
+    ended = started + 1
     if WORLD > 1:
         # The first program that runs, whichever it is, tells the peers that this rank's A may be read.
-        if tl.atomic_add(counters + 1, 1, sem="relaxed", scope="gpu") == 0:
+        if tl.atomic_add(started, 1, sem="relaxed", scope="gpu") == 0:
             for step in range(1, WORLD):
                 peer = tl.load(members + (index + step) % WORLD)
-                signal.notify(ready + index * signal.FLAG_STRIDE, epoch, rank, peer, context + 2)
+                epoch = tl.load(epochs + peer) + 1
+                signal.notify(ready + rank * signal.FLAG_STRIDE, epoch, rank, peer, context + 2)
 
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -82,7 +86,8 @@ def pull_kernel(
             peer = tl.load(members + owner)
             if WORLD > 1:
                 if owner != index:
-                    signal.wait(ready + owner * signal.FLAG_STRIDE, epoch, context, peer, KERNEL)
+                    epoch = tl.load(epochs + peer) + 1
+                    signal.wait(ready + peer * signal.FLAG_STRIDE, epoch, context, peer, KERNEL)
             a_shard = translate(a_ptr, rank, peer, context + 2)
             a_ptrs = a_shard + rows[:, None] + (offs_k.to(tl.int64) * stride_ak)[None, :]
             b_ptrs = b_ptr + ((first_k + offs_k).to(tl.int64) * stride_bk)[:, None] + columns[None, :]
@@ -106,16 +111,17 @@ def pull_kernel(
 
     if WORLD > 1:
         tl.debug_barrier()
-        ended = tl.atomic_add(counters + 2, 1, sem="acq_rel", scope="gpu")
-        if ended == tl.num_programs(0) - 1:
-            # Every program has read the epoch and its peers' A. Later work of this stream may overwrite the own A only
+        if tl.atomic_add(ended, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
+            # Every program has read the epochs and its peers' A. Later work of this stream may overwrite the own A only
             # when the peers have read it too, so the kernel ends after that.
-            tl.store(counters + 1, 0)
-            tl.store(counters + 2, 0)
+            tl.store(started, 0)
+            tl.store(ended, 0)
             for step in range(1, WORLD):
                 peer = tl.load(members + (index + step) % WORLD)
-                signal.notify(consumed + index * signal.FLAG_STRIDE, epoch, rank, peer, context + 2)
+                epoch = tl.load(epochs + peer) + 1
+                signal.notify(consumed + rank * signal.FLAG_STRIDE, epoch, rank, peer, context + 2)
             for step in range(1, WORLD):
-                owner = (index + step) % WORLD
-                signal.wait(consumed + owner * signal.FLAG_STRIDE, epoch, context, tl.load(members + owner), KERNEL)
-            tl.store(counters, epoch)
+                peer = tl.load(members + (index + step) % WORLD)
+                epoch = tl.load(epochs + peer) + 1
+                signal.wait(consumed + peer * signal.FLAG_STRIDE, epoch, context, peer, KERNEL)
+                tl.store(epochs + peer, epoch)

@@ -14,27 +14,29 @@ Algorithms:
     Nothing is staged; each peer's shard is read once for every ``block_size_n`` columns of out, so it suits few rows,
     where latency counts more than traffic.
 
-Protocol of ``pull``. Flags (int32 epochs, one 128-byte line each) on every rank: ``ready[world]`` and
-``consumed[world]``. The first program of a rank to run sets ``ready[me]`` on every peer; a program waits for
-``ready[owner]`` before it reads the owner's shard. The last program of a rank to end sets ``consumed[me]`` on every
-peer and waits for ``consumed`` from every peer, so that A may be overwritten by whatever follows in the stream. A
-program waits only for kernels of peers, whose own announcements wait for nothing, so any order in which programs start
-makes progress. Flags hold the epoch of the call and are never reset; the epoch lives in device memory and is advanced
-by the kernel, so a captured graph replays.
+Protocol of ``pull``. Two int32 flags for each pair of ranks, in lines of 128 bytes on the heap: ``ready[p]`` (rank p's A
+may be read) and ``consumed[p]`` (rank p has read mine). The first program of a rank to run sets its ``ready`` on every
+peer; a program waits for ``ready[owner]`` before it reads the owner's shard. The last program of a rank to end sets its
+``consumed`` on every peer and waits for ``consumed`` of every peer, so that A may be overwritten by whatever follows in
+the stream. A program waits only for announcements of peers' kernels, and ``ready`` waits for nothing, so any order in
+which programs start makes progress. A flag holds how often the two ranks have met in this workspace (an epoch, kept in
+device memory and advanced by the kernel), so nothing is reset, a captured graph replays, and calls of any mixture of
+groups may share the flags.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from iris.errors import ArgumentError, CaptureError, IrisError, UnsupportedError
+from iris.errors import ArgumentError, IrisError
 from iris.ops import arguments
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops.arguments import Problem
-from iris.ops.choice import choose, precision
+from iris.ops.choice import ALGORITHMS, choose, precision
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import launch
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 OPERATION = "all_gather_matmul"
-ALGORITHMS = ("torch", "pull")
 _KERNEL = launch.kernel_id(f"{OPERATION}/pull")
 _FLAG_STRIDE = 32
 # PyTorch 2.13 renamed it.
@@ -62,6 +63,7 @@ def all_gather_matmul(
     config: FusedConfig | None = None,
     workspace: FusedWorkspace | None = None,
     *,
+    algorithm: str | None = None,
     gather_dim: int = 1,
     group: Any = None,
 ) -> FusedWorkspace:
@@ -76,9 +78,11 @@ def all_gather_matmul(
         bias: (N,), added to every row, or two-dimensional and broadcast to (M, N); None for none.
         async_op: return at launch; ``workspace.wait()`` orders the current stream after the operation. Otherwise
             what follows in the current stream sees the result and may overwrite A.
-        config: None lets the operation choose; ``config.algorithm`` names one of :data:`ALGORITHMS`.
-        workspace: from an earlier call or :func:`all_gather_matmul_preamble`; None uses one that the context keeps.
-            Calls on different streams that overlap need workspaces of their own.
+        config: tiles and launch parameters of the kernel; None lets the operation choose.
+        workspace: from :func:`all_gather_matmul_preamble` or an earlier call; None uses the context's own flags, which
+            puts calls in order even when they are made on different streams. Calls that are to overlap need workspaces
+            of their own.
+        algorithm: ``"torch"`` or ``"pull"``; None lets the operation choose, or takes the kernel when there is a config.
         gather_dim: 1 when A is sharded along K, 0 when along M.
         group: None for all ranks, a process group, or a sequence of ranks; shards are in group order.
 
@@ -94,12 +98,12 @@ def all_gather_matmul(
     state = _state(ctx)
     key = (
         *_layout(output_tensor), *_layout(A_sharded), *_layout(B), *_layout(bias),
-        _address(A_sharded), config, workspace is None, gather_dim, members.ranks, type(group),
+        _address(A_sharded), algorithm, config, workspace is None, gather_dim, members.ranks, type(group),
         torch.get_float32_matmul_precision(),
     )  # fmt: skip
     call = state.recall(key)
     if call is None:
-        call = state.agree(members, output_tensor, A_sharded, B, bias, config, workspace, gather_dim, group)
+        call = state.agree(members, output_tensor, A_sharded, B, bias, algorithm, config, workspace, gather_dim, group)
         state.remember(key, call)
     call.check_overlap(output_tensor, A_sharded, B, bias)
     if workspace is None:
@@ -119,6 +123,7 @@ def all_gather_matmul_preamble(
     B: torch.Tensor,
     config: FusedConfig | None = None,
     *,
+    algorithm: str | None = None,
     output_dtype: torch.dtype | None = None,
     gather_dim: int = 1,
     group: Any = None,
@@ -136,7 +141,7 @@ def all_gather_matmul_preamble(
     )
     rows = A_sharded.shape[0] * (members.size if gather_dim == 0 else 1)
     out = torch.empty((rows, B.shape[1] if B.dim() == 2 else 0), dtype=dtype, device=ctx.get_device())
-    call = _state(ctx).agree(members, out, A_sharded, B, None, config, None, gather_dim, group, preamble=True)
+    call = _state(ctx).agree(members, out, A_sharded, B, None, algorithm, config, None, gather_dim, group, preamble=True)
     return make_workspace(ctx, call, members)
 
 
@@ -148,12 +153,13 @@ def explain(
     bias: torch.Tensor | None = None,
     config: FusedConfig | None = None,
     *,
+    algorithm: str | None = None,
     gather_dim: int = 1,
     group: Any = None,
 ) -> Plan:
     """The plan that :func:`all_gather_matmul` would follow with these arguments; runs nothing. Local."""
     members = ctx.resolve_group(group)
-    return _checked(ctx, members, output_tensor, A_sharded, B, bias, config, gather_dim, group).plan
+    return _checked(ctx, members, output_tensor, A_sharded, B, bias, algorithm, config, gather_dim, group).plan
 
 
 class Call:
@@ -196,6 +202,7 @@ class State:
         self._forgotten = 0
         self._workspaces: dict[tuple, FusedWorkspace] = {}
         self._reported: set[Plan] = set()
+        self._latest: Any = None
 
     def recall(self, key: tuple) -> Call | None:
         """The call of these arguments, when the ranks have agreed on it and need not again."""
@@ -209,7 +216,7 @@ class State:
         """Keep a call that :meth:`agree` returned."""
         self._calls[key] = call
 
-    def agree(self, members, out, a, b, bias, config, workspace, gather_dim, group, preamble=False) -> Call:
+    def agree(self, members, out, a, b, bias, algorithm, config, workspace, gather_dim, group, preamble=False) -> Call:
         """Check the arguments and compare them across the group. Collective over the group.
 
         Raises:
@@ -219,24 +226,30 @@ class State:
         error: IrisError | None = None
         call = None
         try:
-            call = _checked(self._ctx, members, out, a, b, bias, config, gather_dim, group)
+            call = _checked(self._ctx, members, out, a, b, bias, algorithm, config, gather_dim, group)
             call.check_overlap(out, a, b, bias)
             if workspace is not None:
                 call.require(workspace, members)
         except IrisError as caught:
             error = caught
-        facts = _facts(self._ctx, out, a, b, bias, config, workspace, gather_dim, preamble)
+        facts = _facts(self._ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, preamble)
         self._ctx.agreement.reach(OPERATION, members, facts, error)
         assert call is not None  # reach() raises the error
         return call
 
     def workspace(self, call: Call, members: Group) -> FusedWorkspace:
-        """The workspace that the context keeps for such calls; made at the first one."""
+        """The workspace for such calls over the context's own flags."""
         problem = call.problem
         key = (problem.M, problem.N, problem.K, problem.a_dtype, problem.gather_dim, members.ranks, call.plan.algorithm)
         if key not in self._workspaces:
-            self._workspaces[key] = make_workspace(self._ctx, call, members)
+            self._workspaces[key] = _empty_workspace(call, members, self._ctx.pair_flags, self._ctx.pair_counters)
         return self._workspaces[key]
+
+    def order(self, stream: Any) -> None:
+        """Let ``stream`` go on after the latest call over the context's own flags, wherever that was made."""
+        if self._latest is not None and self._latest != stream:
+            stream.wait_stream(self._latest)
+        self._latest = stream
 
     def report(self, plan: Plan) -> None:
         """Log a plan once."""
@@ -245,11 +258,11 @@ class State:
             self._ctx.info(str(plan))
 
 
-def _checked(ctx: Iris, members: Group, out, a, b, bias, config, gather_dim, group) -> Call:
+def _checked(ctx: Iris, members: Group, out, a, b, bias, algorithm, config, gather_dim, group) -> Call:
     problem = check(ctx, out, a, b, bias, members.size, gather_dim)
     if config is not None:
         config.validate(members.size)
-    plan = choose(ctx, problem, config, torch_possible=_torch_possible(problem, members, group, ctx))
+    plan = choose(ctx, problem, algorithm, config, _torch_refuses(problem, members, group, ctx))
     if members.size > 1:
         arguments.check_symmetric(ctx, "A_sharded", a)
     return Call(ctx, problem, plan, out, a, b, bias)
@@ -290,42 +303,46 @@ def check(
 
 
 def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
-    """A workspace for ``call``. Collective over the group, and an allocation that all ranks make."""
+    """A workspace with flags of its own for ``call``. Collective over the world: all ranks make the allocation."""
+    flags = ctx.heap.allocate(2 * ctx.num_ranks * _FLAG_STRIDE, torch.int32, site=f"{OPERATION} flags").zero_()
+    counters = torch.zeros(ctx.num_ranks + 2, dtype=torch.int32, device=ctx.get_device())
+    # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
+    ctx.synchronize()
+    ctx.exchange.all_gather(f"{OPERATION}(): workspace ready", None)
+    return _empty_workspace(call, members, flags, counters)
+
+
+def _empty_workspace(call: Call, members: Group, flags: torch.Tensor, counters: torch.Tensor) -> FusedWorkspace:
     problem = call.problem
-    workspace = FusedWorkspace(
+    return FusedWorkspace(
         operation=OPERATION,
         shape=(problem.M, problem.N, problem.K),
         dtype=problem.a_dtype,
         world_size=members.size,
         variant=call.plan.algorithm,
         group=members,
-        plan=call.plan,
+        locks=flags,
+        counters=counters,
+        prepared=True,
     )
-    if call.plan.algorithm == "pull" and members.size > 1:
-        if ctx.get_device().type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise CaptureError(f"{OPERATION} has no workspace yet and cannot make one in a capture; call it once before")
-        count = 2 * members.size * _FLAG_STRIDE
-        workspace.locks = ctx.heap.allocate(count, torch.int32, site=f"{OPERATION} flags").zero_()
-        workspace.counters = torch.zeros(3, dtype=torch.int32, device=ctx.get_device())
-        # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
-        ctx.synchronize()
-        ctx.exchange.all_gather(f"{OPERATION}(): workspace ready", None, members.ranks)
-    workspace.prepared = True
-    return workspace
 
 
 def _run(ctx, call, workspace, out, a, b, bias, members, group, async_op) -> None:
     if out.numel() == 0:
         return
-    if not async_op:
+    stream = ctx.current_stream()
+    if async_op:
+        side = ctx.side_stream()
+        side.wait_stream(stream)
+        stream = side
+    if workspace.locks is ctx.pair_flags:
+        _state(ctx).order(stream)
+    elif not async_op:
         workspace.wait()
+    with ctx.use_stream(stream) if async_op else nullcontext():
         _issue(ctx, call, workspace, out, a, b, bias, members, group)
-        return
-    side = ctx.side_stream()
-    side.wait_stream(ctx.current_stream())
-    with ctx.use_stream(side):
-        _issue(ctx, call, workspace, out, a, b, bias, members, group)
-    workspace._finish = lambda: ctx.current_stream().wait_stream(side)
+    if async_op:
+        workspace._finish = lambda: ctx.current_stream().wait_stream(stream)
 
 
 def _issue(ctx, call, workspace, out, a, b, bias, members, group) -> None:
@@ -337,15 +354,13 @@ def _issue(ctx, call, workspace, out, a, b, bias, members, group) -> None:
 
 def _run_pull(ctx, call, workspace, out, a, b, bias, members) -> None:
     problem, config = call.problem, call.plan.config
-    flags = workspace.locks if workspace.locks is not None else ctx.barrier_flags
-    counters = workspace.counters if workspace.counters is not None else ctx.barrier_epochs
     wide = bias.expand(problem.M, problem.N) if bias is not None else out
     launch.start(
         ctx, pull_kernel, call.grid,
         a, b, wide, out,
         a.shape[0], problem.N, problem.K, a.shape[1],
         *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
-        flags, counters, ctx.group_members(members), members.index, ctx.get_device_context(),
+        workspace.locks, workspace.counters, ctx.group_members(members), members.index, ctx.get_device_context(),
         WORLD=members.size,
         GATHER_DIM=problem.gather_dim,
         BLOCK_M=config.block_size_m,
@@ -361,27 +376,38 @@ def _run_pull(ctx, call, workspace, out, a, b, bias, members) -> None:
 
 
 def _run_torch(problem: Problem, out, a, b, bias, group) -> None:
-    gathered = a
-    if problem.world_size > 1:
-        shards = torch.empty((problem.world_size, *a.shape), dtype=a.dtype, device=a.device)
-        # As bytes: gloo and NCCL do not carry every dtype.
-        _all_gather(shards.view(torch.uint8).flatten(), a.contiguous().view(torch.uint8).flatten(), group=group)
-        whole = shards.transpose(0, 1) if problem.gather_dim == 1 else shards
-        gathered = whole.reshape(-1, problem.K)
-    if gathered.dtype in arguments.FP8:
+    a = _gathered(problem, a, group)
+    if a.dtype in arguments.FP8:
         # Both fp8 formats are exact in each of the output types.
-        gathered, b = gathered.to(problem.out_dtype), b.to(problem.out_dtype)
-    elif problem.out_dtype != gathered.dtype:
-        gathered, b = gathered.to(torch.float32), b.to(torch.float32)
-    if bias is None and gathered.dtype == out.dtype:
-        torch.matmul(gathered, b, out=out)
+        a, b = a.to(problem.out_dtype), b.to(problem.out_dtype)
+    if a.dtype == out.dtype and bias is None:
+        torch.matmul(a, b, out=out)
+    elif bias is not None and a.dtype == out.dtype == bias.dtype:
+        torch.addmm(bias, a, b, out=out)
     else:
-        # The product is rounded once, after the bias.
-        product = torch.matmul(gathered.to(torch.float32), b.to(torch.float32))
+        # In float32, so that the sum is rounded once, after the bias.
+        product = _float32_matmul(a, b)
         out.copy_(product if bias is None else product + bias)
 
 
-def _torch_possible(problem: Problem, members: Group, group: Any, ctx: Iris) -> str:
+def _gathered(problem: Problem, a: torch.Tensor, group: Any) -> torch.Tensor:
+    if problem.world_size == 1:
+        return a
+    shards = torch.empty((problem.world_size, *a.shape), dtype=a.dtype, device=a.device)
+    if a.numel():
+        # As bytes: gloo and NCCL do not carry every dtype.
+        whole, mine = (t.view(torch.uint8).flatten() for t in (shards, a.contiguous()))
+        _all_gather(whole, mine, group=group if isinstance(group, dist.ProcessGroup) else None)
+    return (shards.transpose(0, 1) if problem.gather_dim == 1 else shards).reshape(problem.M, problem.K)
+
+
+def _float32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.is_cuda and a.dtype in (torch.float16, torch.bfloat16):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.matmul(a.to(torch.float32), b.to(torch.float32))
+
+
+def _torch_refuses(problem: Problem, members: Group, group: Any, ctx: Iris) -> str:
     """Why PyTorch's own operations cannot do this; empty when they can."""
     if problem.a_dtype == torch.int8:
         return "PyTorch has no int8 matmul with int32 results on every device"
@@ -412,15 +438,16 @@ def _address(tensor: Any) -> int:
     return tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
 
 
-def _facts(ctx, out, a, b, bias, config, workspace, gather_dim, preamble) -> dict[str, Any]:
+def _facts(ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, preamble) -> dict[str, Any]:
     """What must be the same on every rank, by name. A's place counts, because peers read it through their own pointer."""
     facts: dict[str, Any] = {}
     for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b), ("bias", bias)):
         known = isinstance(tensor, torch.Tensor)
         facts[name] = (tuple(tensor.shape), tensor.dtype) if known else type(tensor).__name__
-    if isinstance(a, torch.Tensor):
+    if isinstance(a, torch.Tensor) and a.numel():
         facts["strides of A_sharded"] = a.stride()
         facts["offset of A_sharded in the heap"] = a.data_ptr() - ctx.heap.base if ctx.is_symmetric(a) else "not there"
+    facts["algorithm"] = algorithm
     facts["config"] = config
     facts["float32 precision"] = torch.get_float32_matmul_precision()
     facts["workspace"] = "given" if workspace is not None else "none"

@@ -16,31 +16,33 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 _OPERATION = "all_gather_matmul"
+ALGORITHMS = ("torch", "pull")
 # Rows up to which reading A inside the K loop costs less than gathering it first; docs/performance.md has the runs.
 PULL_ROWS = 128
 
 
-def choose(ctx: Iris, problem: Problem, config: FusedConfig | None, torch_possible: str) -> Plan:
+def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConfig | None, torch_refuses: str) -> Plan:
     """The plan of an all-gather + matmul.
 
     Args:
         ctx: the context.
         problem: what is asked.
+        algorithm: the caller's algorithm, None when open.
         config: the caller's configuration, None when open.
-        torch_possible: why PyTorch's operations cannot do it; empty when they can.
+        torch_refuses: why PyTorch's operations cannot do it; empty when they can.
 
     Raises:
         ArgumentError: the caller named an unknown algorithm, or a configuration that does not fit the machine.
         UnsupportedError: the caller named an algorithm that cannot do it.
     """
-    if config is not None:
-        return _as_asked(ctx, problem, config, torch_possible)
+    if algorithm is not None or config is not None:
+        return _as_asked(ctx, problem, algorithm, config, torch_refuses)
     target = ctx.target
     if not target.compiled:
         reason = "kernels run under the interpreter, so results matter and speed does not"
         return _plan("pull", fitted(target, problem), "heuristic", reason, problem)
-    if torch_possible:
-        return _plan("pull", fitted(target, problem), "heuristic", torch_possible, problem)
+    if torch_refuses:
+        return _plan("pull", fitted(target, problem), "heuristic", torch_refuses, problem)
     if problem.world_size == 1:
         return _plan("torch", None, "fallback", "one rank has nothing to gather, so PyTorch's matmul runs", problem)
     if problem.M <= PULL_ROWS:
@@ -77,15 +79,20 @@ def precision(target: Target, dtype: torch.dtype, config: FusedConfig | None) ->
     return "tf32" if allowed and dtype == torch.float32 and target.vendor == "nvidia" else "ieee"
 
 
-def _as_asked(ctx: Iris, problem: Problem, config: FusedConfig, torch_possible: str) -> Plan:
-    algorithm = config.algorithm or "pull"
-    reason = "the caller named it" if config.algorithm else "the caller gave a configuration, which is for the kernel"
+def _as_asked(
+    ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConfig | None, torch_refuses: str
+) -> Plan:
+    if algorithm not in (None, *ALGORITHMS):
+        raise ArgumentError(f"algorithm {algorithm!r} is not known for {_OPERATION}; possible: {', '.join(ALGORITHMS)}")
     if algorithm == "torch":
-        if torch_possible:
-            raise UnsupportedError(f"algorithm 'torch' cannot do this: {torch_possible}; 'pull' can")
-        return _plan("torch", None, "user", reason, problem)
-    if algorithm != "pull":
-        raise ArgumentError(f"algorithm {algorithm!r} is not known for {_OPERATION}; possible: torch, pull")
+        if config is not None:
+            raise ArgumentError("algorithm 'torch' runs PyTorch's operations and takes no config")
+        if torch_refuses:
+            raise UnsupportedError(f"algorithm 'torch' cannot do this: {torch_refuses}; 'pull' can")
+        return _plan("torch", None, "user", "the caller named it", problem)
+    if config is None:
+        return _plan("pull", fitted(ctx.target, problem), "user", "the caller named it; tiles fitted to the problem", problem)
+    reason = "the caller named it" if algorithm else "the caller gave a configuration, which is for the kernel"
     if ctx.target.compiled:
         needed = config.shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem))
         if needed > ctx.target.shared_memory_bytes:

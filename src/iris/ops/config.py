@@ -22,7 +22,6 @@ class FusedConfig:
         allow_tf32: whether float32 inputs may use tf32; None follows ``torch.get_float32_matmul_precision()``.
         all_reduce_variant, all_reduce_num_rings: for operations that reduce.
         num_warps, num_stages: launch options.
-        algorithm: name of an algorithm of the operation, None for its kernel.
     """
 
     block_size_m: int = 256
@@ -39,7 +38,6 @@ class FusedConfig:
     all_reduce_num_rings: int = 1
     num_warps: int = 8
     num_stages: int = 2
-    algorithm: str | None = None
 
     def validate(self, world_size: int | None = None) -> None:
         """Check what does not depend on shapes or the machine.

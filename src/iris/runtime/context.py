@@ -49,7 +49,9 @@ class Iris(TensorFactory):
         heap_bases: int64[num_ranks] on the device, every rank's heap address as mapped in this process.
         target: what kernels run on (:class:`iris._target.Target`), with this rank's share of the compute units.
         exchange: host exchange between the ranks.
-        barrier_flags: int32 flags of the in-stream barrier, one line of 128 bytes for each rank.
+        barrier_flags, barrier_epochs: state of the in-stream barrier, see :mod:`iris.x.barrier`.
+        pair_flags: int32 flags on the heap, two lines of 128 bytes for each rank (ready, consumed), for operations.
+        pair_counters: int32[num_ranks + 2], how often an operation met each rank, programs started, programs ended.
     """
 
     # Services of higher layers, as "module:callable"; called with the context at first use. Filled by the package.
@@ -67,12 +69,15 @@ class Iris(TensorFactory):
             weakref.finalize(_process_group_owner, _destroy_process_group)
         self.target = self._choose_target(on_gpu)
         self.timeout_s: float = _env.get("IRIS_TIMEOUT")
+        # Shorter than the host's, so that the record of a wait in vain reaches ranks that wait for this one on the host.
+        self.wait_limit_s = 0.75 * self.timeout_s
         name = f"iris/{next(_context_numbers)}"
         self.exchange = Exchange(store, name, self.cur_rank, self.num_ranks, self.timeout_s, streams.progress)
         self._agree_on_construction(heap_size)
-        reserved = -(-self.num_ranks * _FLAG_BYTES // 1024) * 1024
+        reserved = -(-3 * self.num_ranks * _FLAG_BYTES // 1024) * 1024
         self.heap_size = -(-heap_size // 1024) * 1024
-        self.heap = SymmetricHeap(self._make_region(reserved + self.heap_size), self.cur_rank, reserved, self._reclaim)
+        region = self._make_region(reserved + self.heap_size)
+        self.heap = SymmetricHeap(region, self.cur_rank, reserved, self.heap_size, self._reclaim)
         self._make_device_context(reserved)
         self._services: dict[str, Any] = {}
         self.agreement = Agreement(self)
@@ -80,7 +85,7 @@ class Iris(TensorFactory):
         self._side_stream: Any = None
         self._group_members: dict[tuple[int, ...], torch.Tensor] = {}
         if not on_gpu:
-            scheduler.time_limit_s = self.timeout_s * 1.5  # the kernel's own limit names the flag, so it goes first
+            scheduler.time_limit_s = self.timeout_s
             scheduler.on_wait.append(self.exchange.watch)
             weakref.finalize(self, scheduler.on_wait.remove, self.exchange.watch).atexit = False
         self.exchange.all_gather("iris.iris(): context ready", None)
@@ -143,12 +148,14 @@ class Iris(TensorFactory):
         region, device = self.heap.region, self._torch_device
         area = region.tensor(self.heap.base, reserved, region)
         area.zero_()
-        self.barrier_flags = area.view(torch.int32)
-        # Ranks wait for rank r's flag in line r; how far each has been waited for stays in ordinary memory.
+        lines = area.view(torch.int32)
+        self.barrier_flags = lines[: self.num_ranks * _FLAG_BYTES // 4]
         self.barrier_epochs = torch.zeros(self.num_ranks, dtype=torch.int32, device=device)
+        self.pair_flags = lines[self.num_ranks * _FLAG_BYTES // 4 :]
+        self.pair_counters = torch.zeros(self.num_ranks + 2, dtype=torch.int32, device=device)
         self._error_slot = torch.zeros(_SLOT_WORDS, dtype=torch.int64, device=device)
         words = [self.cur_rank, self.num_ranks, *region.bases, *([0] * _TRACE_WORDS)]
-        words += [self._error_slot.data_ptr(), int(self.timeout_s * 1e6)]
+        words += [self._error_slot.data_ptr(), int(self.wait_limit_s * 1e6)]
         self._device_context = torch.tensor(words, dtype=torch.int64, device=device)
         self.heap_bases = self._device_context[2 : 2 + self.num_ranks]
         self._device_synchronize()
@@ -343,7 +350,7 @@ class Iris(TensorFactory):
 
     def _raise_wait_timeout(self, records: list[WaitRecord]) -> None:
         others = "".join(f"; rank {r} reported: {text}" for r, text in self.exchange.faults().items())
-        limit = f"within {self.timeout_s:g} s (IRIS_TIMEOUT)"
+        limit = f"within {self.wait_limit_s:g} s (three quarters of IRIS_TIMEOUT)"
         raise WaitTimeout(f"a wait did not end {limit}: " + "; ".join(map(str, records)) + others, tuple(records))
 
     def _meet(self, tag: str, ranks: tuple[int, ...]) -> None:

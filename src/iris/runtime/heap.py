@@ -103,16 +103,17 @@ class SymmetricHeap:
         region: the memory.
         rank: the calling rank.
         reserved: bytes at the start of the region that belong to the context itself.
+        nbytes: bytes behind them that allocations may use.
         reclaim: collective call that frees what is dead on all ranks; used when an allocation does not fit.
     """
 
-    def __init__(self, region: Region, rank: int, reserved: int, reclaim: Callable[[], None]):
+    def __init__(self, region: Region, rank: int, reserved: int, nbytes: int, reclaim: Callable[[], None]):
         self.region = region
         self.rank = rank
         self.device = region.device
         self.base = region.bases[rank]
         self.reserved = reserved
-        self._blocks = Blocks(region.nbytes - reserved)
+        self._blocks = Blocks(nbytes)
         self._reclaim = reclaim
         self._live: dict[int, Allocation] = {}
         self._dead: deque[int] = deque()
@@ -214,7 +215,7 @@ class SymmetricHeap:
         for number in sorted(dead):
             allocation = self._live.pop(number)
             self._blocks.free(allocation.offset, allocation.nbytes)
-        self._dead = deque(number for number in self._dead if number not in dead) if dead else self._dead
+            self._dead.remove(number)  # in place: finalizers append to this very deque
         self._recent.clear()
 
 

@@ -1,0 +1,518 @@
+"""all_gather_matmul against its float64 definition: every algorithm, ragged shapes, layouts, dtypes, errors on every rank."""
+
+import itertools
+import os
+
+import pytest
+import torch
+
+import iris
+from iris.errors import ArgumentError, DeviceMismatch, IrisError, NotSymmetricError, RankMismatch, UnsupportedError
+from iris.ops import FusedConfig
+from iris.testing.numeric import assert_bitwise_equal, assert_close, random_tensor
+from iris.testing.reference import all_gather_matmul as reference
+
+SMALL = FusedConfig(32, 32, 32, group_size_m=2, num_warps=4)
+ALGORITHMS = {"auto": {}, "pull": {"algorithm": "pull", "config": SMALL}, "torch": {"algorithm": "torch"}}
+
+
+def shard_shape(M, K, world, gather_dim):
+    return (M, K // world) if gather_dim == 1 else (M // world, K)
+
+
+def laid_out(tensor, letter):
+    """The same values, with contiguous rows (N) or columns (T)."""
+    return tensor if letter == "N" else tensor.t().contiguous().t()
+
+
+def problem(ctx, M, N, K, dtype, *, gather_dim=1, transpose="NN", out_dtype=None, integers=False, seed=0, b_dtype=None):
+    """(out full of NaN, own shard on the heap, B, every rank's shard)."""
+    rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
+    shape = shard_shape(M, K, world, gather_dim)
+    shards = [random_tensor(shape, dtype, seed=seed, rank=r, integers=integers) for r in range(world)]
+    b = random_tensor((K, N), b_dtype or dtype, seed=seed + 1, rank=0, integers=integers)
+    mine = shards[rank].to(device)
+    # A column-major shard is a transposed view of a tensor on the heap.
+    on_heap = ctx.as_symmetric(mine) if transpose[0] == "N" else ctx.as_symmetric(mine.t().contiguous()).t()
+    kind = out_dtype or {torch.int8: torch.int32}.get(dtype, torch.float16 if dtype.itemsize == 1 else dtype)
+    out = torch.full((M, N), float("nan") if kind.is_floating_point else -99, dtype=kind, device=device)
+    return out, on_heap, laid_out(b.to(device), transpose[1]), shards, b
+
+
+def check(ctx, out, shards, b, bias=None, gather_dim=1, integers=False):
+    ctx.synchronize()
+    want = reference(shards, b, bias, gather_dim)
+    if integers:
+        assert_bitwise_equal(out.cpu().to(torch.float64), want)
+    else:
+        assert_close(out.cpu(), want, shards[0].dtype, k=b.shape[0])
+
+
+def body_shapes(ctx, algorithm, cases):
+    for (M, N, K), gather_dim in cases:
+        out, a, b, shards, b_host = problem(ctx, M, N, K, torch.bfloat16, gather_dim=gather_dim, integers=True)
+        # Sums of integers in [-2, 2] stay exact in float32 and are rounded once.
+        ctx.ops.all_gather_matmul(out, a, b, **ALGORITHMS[algorithm], gather_dim=gather_dim)
+        ctx.synchronize()
+        want = reference(shards, b_host, None, gather_dim).to(torch.bfloat16)
+        assert_bitwise_equal(out.cpu(), want)
+        ctx.barrier()
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_ragged_shapes(ranks, world, algorithm):
+    sizes = [(1, 1), (7, 96), (100, 33), (65, 70)]
+    depths = [1 * world, 16 * world, 33 * world]
+    cases = [((m, n, k), 1) for (m, n), k in itertools.product(sizes, depths)]
+    cases += [((m * world, n, k), 0) for (m, n), k in zip(sizes, [5, 33, 64, 31], strict=True)]
+    ranks(world).run(body_shapes, algorithm, cases)
+
+
+def body_dtypes(ctx, pair, algorithm):
+    a_dtype, b_dtype = pair
+    how = ALGORITHMS[algorithm]
+    outs = [torch.int32] if a_dtype == torch.int8 else [torch.float32, torch.float16, torch.bfloat16]
+    for out_dtype in outs:
+        out, a, b, shards, b_host = problem(
+            ctx, 40, 50, 24 * ctx.get_num_ranks(), a_dtype, b_dtype=b_dtype, out_dtype=out_dtype, integers=True
+        )
+        ctx.ops.all_gather_matmul(out, a, b, **how)
+        ctx.synchronize()
+        want = reference(shards, b_host).to(out_dtype)
+        assert_bitwise_equal(out.cpu(), want)
+        ctx.barrier()
+
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+PAIRS = [(d, d) for d in (torch.float32, torch.float16, torch.bfloat16, torch.int8, *FP8)] + [FP8]
+
+
+@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(str(d).removeprefix("torch.") for d in pair))
+def test_dtypes(ranks, world, pair, algorithm):
+    if pair[0] == torch.int8 and algorithm == "torch":
+        pytest.skip("PyTorch multiplies no int8 matrices into int32; test_named_algorithm_that_cannot covers the refusal")
+    ranks(world).run(body_dtypes, pair, algorithm)
+
+
+def body_random(ctx, dtype, algorithm):
+    out, a, b, shards, b_host = problem(ctx, 70, 90, 64 * ctx.get_num_ranks(), dtype, seed=11)
+    bias = random_tensor((90,), torch.float32, seed=5, rank=0)
+    ctx.ops.all_gather_matmul(out, a, b, bias.to(ctx.get_device()), **ALGORITHMS[algorithm])
+    check(ctx, out, shards, b_host, bias)
+
+
+@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_random_data_within_tolerance(ranks, world, dtype, algorithm):
+    ranks(world).run(body_random, dtype, algorithm)
+
+
+def body_transposes(ctx, algorithm):
+    for transpose, gather_dim in itertools.product(("NN", "NT", "TN", "TT"), (0, 1)):
+        world = ctx.get_num_ranks()
+        M, N, K = 34 * world, 45, 48 * world
+        out, a, b, shards, b_host = problem(
+            ctx, M, N, K, torch.float16, transpose=transpose, gather_dim=gather_dim, integers=True
+        )
+        column_major = torch.full((N, M), float("nan"), dtype=torch.float16, device=ctx.get_device()).t()
+        for target in (out, column_major):
+            workspace = ctx.ops.all_gather_matmul(target, a, b, **ALGORITHMS[algorithm], gather_dim=gather_dim)
+            check(ctx, target, shards, b_host, None, gather_dim, integers=True)
+        assert f" {transpose}," in workspace.plan.problem
+        ctx.barrier()
+
+
+@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+def test_all_four_transposes(ranks, world, algorithm):
+    ranks(world).run(body_transposes, algorithm)
+
+
+def body_strides(ctx, algorithm):
+    rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
+    M, N, K_local = 20, 24, 17
+    whole = [random_tensor((M, 2 * K_local), torch.float16, seed=1, rank=r, integers=True) for r in range(world)]
+    a = ctx.as_symmetric(whole[rank].to(device))[:, ::2]
+    b_whole = random_tensor((K_local * world, 3 * N), torch.float16, seed=2, rank=0, integers=True)
+    b = b_whole.to(device)[:, 1::3]
+    out = torch.full((2 * M, 2 * N), 7.0, dtype=torch.float16, device=device)
+    ctx.ops.all_gather_matmul(out[::2, 1::2], a, b, **ALGORITHMS[algorithm])
+    check(ctx, out[::2, 1::2], [w[:, ::2] for w in whole], b_whole[:, 1::3], integers=True)
+    assert (out[1::2] == 7).all(), "written outside the output"
+    assert (out[:, ::2] == 7).all(), "written outside the output"
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+def test_strided_views(ranks, world, algorithm):
+    ranks(world).run(body_strides, algorithm)
+
+
+def body_odd_offset(ctx):
+    rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
+    M, K_local, N = 33, 16, 32
+    shards = [random_tensor((M, K_local), torch.bfloat16, seed=4, rank=r, integers=True) for r in range(world)]
+    a = ctx.zeros(M * K_local + 1, dtype=torch.bfloat16)[1:].view(M, K_local)
+    a.copy_(shards[rank])
+    b = random_tensor((K_local * world, N), torch.bfloat16, seed=5, rank=0, integers=True)
+    out = torch.full((M, N), float("nan"), dtype=torch.float32, device=device)
+    ctx.ops.all_gather_matmul(out, a, b.to(device), config=SMALL)
+    check(ctx, out, shards, b, integers=True)
+    ctx.barrier()
+
+
+def test_a_view_at_an_odd_offset(ranks, world):
+    ranks(world).run(body_odd_offset)
+
+
+def body_bias(ctx, algorithm, gather_dim):
+    world, device = ctx.get_num_ranks(), ctx.get_device()
+    M, N = 16 * world, 48
+    for shape, dtype in [((N,), torch.float32), ((N,), torch.float16), ((M, 1), torch.float32), ((1, N), torch.bfloat16), ((M, N), torch.float16), ((1, 1), torch.float32)]:
+        out, a, b, shards, b_host = problem(ctx, M, N, 8 * world, torch.float16, gather_dim=gather_dim, integers=True)
+        bias = torch.arange(torch.Size(shape).numel()).remainder(101).reshape(shape).to(dtype)
+        ctx.ops.all_gather_matmul(out, a, b, bias.to(device), **ALGORITHMS[algorithm], gather_dim=gather_dim)
+        check(ctx, out, shards, b_host, bias, gather_dim, integers=True)
+        ctx.barrier()
+
+
+@pytest.mark.parametrize("gather_dim", [0, 1])
+@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+def test_bias_axes(ranks, world, algorithm, gather_dim):
+    ranks(world).run(body_bias, algorithm, gather_dim)
+
+
+def body_square_bias(ctx):
+    # M == N: a 1-D bias goes along N.
+    out, a, b, shards, b_host = problem(ctx, 32, 32, 8 * ctx.get_num_ranks(), torch.float32, integers=True)
+    bias = torch.arange(32, dtype=torch.float32)
+    ctx.ops.all_gather_matmul(out, a, b, bias.to(ctx.get_device()))
+    check(ctx, out, shards, b_host, bias, integers=True)
+
+
+def test_bias_of_a_square_output_goes_along_the_columns(ranks):
+    ranks(2).run(body_square_bias)
+
+
+def body_empty(ctx):
+    world, device = ctx.get_num_ranks(), ctx.get_device()
+    for M, N, K_local in [(0, 8, 4), (8, 0, 4), (8, 6, 0), (0, 0, 0)]:
+        for how in ALGORITHMS.values():
+            a, b = ctx.zeros(M, K_local), torch.zeros(K_local * world, N, device=device)
+            out = torch.full((M, N), float("nan"), device=device)
+            ctx.ops.all_gather_matmul(out, a, b, **how)
+            ctx.synchronize()
+            assert torch.equal(out.cpu(), torch.zeros(M, N)), (M, N, K_local)
+
+
+def test_empty_sizes(ranks, world):
+    ranks(world).run(body_empty)
+
+
+def body_reuse(ctx, algorithm):
+    """One workspace, calls that follow each other without the host in between, A overwritten after each."""
+    world, rank, device = ctx.get_num_ranks(), ctx.get_rank(), ctx.get_device()
+    M, N, K_local = 40, 36, 32
+    how = ALGORITHMS[algorithm]
+    a, b = ctx.zeros(M, K_local, dtype=torch.float32), torch.ones(K_local * world, N, device=device)
+    workspace = iris.ops.all_gather_matmul_preamble(ctx, a, b, **how)
+    outs = []
+    for call in range(1, 6):
+        a.fill_(rank + call)
+        out = torch.full((M, N), float("nan"), device=device)
+        returned = ctx.ops.all_gather_matmul(out, a, b, workspace=workspace, **how)
+        assert returned is workspace
+        outs.append(out)
+        if call == 3:
+            with pytest.raises(ArgumentError):
+                ctx.ops.all_gather_matmul(out, a, b, torch.zeros(N + 1, device=device), **how)
+    ctx.synchronize()
+    for call, out in enumerate(outs, start=1):
+        want = K_local * sum(r + call for r in range(world))
+        assert (out == want).all(), f"call {call}: wanted {want}, got {out.unique().tolist()}"
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+def test_one_workspace_many_calls(ranks, world, algorithm):
+    ranks(world).run(body_reuse, algorithm)
+
+
+def body_ownership(ctx):
+    out1, a, b, shards, b_host = problem(ctx, 20, 20, 16 * ctx.get_num_ranks(), torch.float32, integers=True)
+    out2 = torch.full_like(out1, float("nan"))
+    ctx.ops.all_gather_matmul(out1, a, b)
+    first = out1.clone()
+    ctx.synchronize()
+    ctx.barrier()
+    a.mul_(2)
+    ctx.ops.all_gather_matmul(out2, a, b)
+    ctx.synchronize()
+    assert torch.equal(out1, first)
+    assert torch.equal(out2, 2 * first)
+
+
+def test_an_earlier_result_stays(ranks):
+    ranks(2).run(body_ownership)
+
+
+def body_async(ctx, algorithm):
+    how = ALGORITHMS[algorithm]
+    out, a, b, shards, b_host = problem(ctx, 40, 36, 32 * ctx.get_num_ranks(), torch.float32, integers=True)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        workspace = ctx.ops.all_gather_matmul(out, a, b, async_op=True, **how)
+        workspace.wait()
+        check(ctx, out, shards, b_host, integers=True)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+def test_async_op_then_wait(ranks, world, algorithm):
+    ranks(world).run(body_async, algorithm)
+
+
+def body_late_rank(ctx, late):
+    """A rank that comes late: the others wait in the kernel and read what it wrote at the last moment."""
+    import time
+
+    world, rank, device = ctx.get_num_ranks(), ctx.get_rank(), ctx.get_device()
+    a, b = ctx.zeros(24, 16), torch.ones(16 * world, 8, device=device)
+    out = torch.empty(24, 8, device=device)
+    ctx.ops.all_gather_matmul(out, a, b, config=SMALL)
+    for call in range(3):
+        if rank == late % world:
+            time.sleep(0.15)
+        a.fill_(rank + call)
+        out.fill_(float("nan"))
+        ctx.ops.all_gather_matmul(out, a, b, config=SMALL)
+        ctx.synchronize()
+        assert (out == 16 * sum(r + call for r in range(world))).all()
+
+
+def test_no_barrier_of_the_caller_is_needed(ranks, world):
+    ranks(world).run(body_late_rank, world - 1)
+
+
+def body_groups(ctx):
+    import torch.distributed as dist
+
+    rank, device = ctx.get_rank(), ctx.get_device()
+    pairs = [[3, 1], [0, 2]]
+    groups = [dist.new_group(ranks) for ranks in pairs]
+    mine = 0 if rank in pairs[0] else 1
+    a, out = ctx.zeros(8, 4), torch.empty(8, 6, device=device)
+    a.fill_(rank + 1)
+    b = torch.arange(8.0, device=device)[:, None].expand(8, 6).contiguous()
+    for group in (groups[mine], pairs[mine]):
+        out.fill_(float("nan"))
+        ctx.ops.all_gather_matmul(out, a, b, group=group, config=SMALL)
+        ctx.synchronize()
+        # Shards follow the order of the group: rank 3's columns meet B's first rows.
+        order = list(dist.get_process_group_ranks(groups[mine])) if isinstance(group, dist.ProcessGroup) else pairs[mine]
+        want = (order[0] + 1) * (0 + 1 + 2 + 3) + (order[1] + 1) * (4 + 5 + 6 + 7)
+        assert (out == want).all(), (group, want, out.unique())
+    with pytest.raises(ArgumentError, match="not a member"):
+        ctx.ops.all_gather_matmul(out, a, b, group=groups[1 - mine])
+    ctx.barrier()
+
+
+def test_groups_in_any_order_at_once(ranks):
+    ranks(4).run(body_groups)
+
+
+def expect(kind, *parts):
+    def verify(call):
+        with pytest.raises(kind) as caught:
+            call()
+        for part in parts:
+            assert part in str(caught.value), str(caught.value)
+
+    return verify
+
+
+def body_errors(ctx):
+    world, device = ctx.get_num_ranks(), ctx.get_device()
+    op = ctx.ops.all_gather_matmul
+
+    def t(*shape, dtype=torch.float32):
+        return torch.zeros(*shape, dtype=dtype, device=device)
+
+    a, b, out = ctx.zeros(64, 32), t(32 * world, 16), t(64, 16)
+    if world > 1:
+        rows = ctx.zeros(64, 32 * world)
+        expect(ValueError, "[M, K/world_size]", f"K_local={32 * world}", f"world_size={world}", "gather_dim=0")(lambda: op(t(64 * world, 16), rows, b))
+        expect(NotSymmetricError, "A_sharded", "as_symmetric")(lambda: op(out, t(64, 32), b))
+    expect(ArgumentError, "output_tensor", "(64, 16)", "(63, 16)")(lambda: op(t(63, 16), a, b))
+    expect(ArgumentError, "float64")(lambda: op(out, ctx.zeros(64, 32, dtype=torch.float64), b.double()))
+    expect(ArgumentError, "one dtype")(lambda: op(out, a, b.half()))
+    expect(ArgumentError, "int32", "int8")(lambda: op(t(64, 16, dtype=torch.int8), ctx.zeros(64, 32, dtype=torch.int8), b.to(torch.int8)))
+    expect(ArgumentError, "two dimensions")(lambda: op(out, a.view(-1), b))
+    expect(ArgumentError, "tensor")(lambda: op(out, a, None))
+    expect(ArgumentError, "N=16", "got 64", "bias[:, None]")(lambda: op(out, a, b, t(64)))
+    expect(ArgumentError, "N=16", "got 3")(lambda: op(out, a, b, t(3)))
+    expect(ArgumentError, "broadcast")(lambda: op(out, a, b, t(64, 3)))
+    expect(ArgumentError, "gather_dim")(lambda: op(out, a, b, gather_dim=2))
+    expect(DeviceMismatch, "meta")(lambda: op(out, a, b.to("meta")))
+    expect(ArgumentError, "overlaps A_sharded")(lambda: op(a[:, :16], a, b))
+    expect(ArgumentError, "algorithm", "torch, pull")(lambda: op(out, a, b, algorithm="magic"))
+    expect(ArgumentError, "block_size_m", "48")(lambda: op(out, a, b, config=FusedConfig(48)))
+    expect(ArgumentError, "operation", "all_gather_matmul")(lambda: ctx.ops.explain("nothing"))
+    workspace = op(out, a, b)
+    other = ctx.zeros(32, 32)
+    expect(ArgumentError, "shape", str((64, 16, 32 * world)))(lambda: op(t(32, 16), other, b, workspace=workspace))
+    # After every error the context and the operation still work.
+    op(out.fill_(float("nan")), a, b)
+    ctx.barrier()
+    assert (out == 0).all()
+
+
+def test_bad_arguments_are_refused_on_every_rank(ranks, world):
+    ranks(world).run(body_errors)
+
+
+def body_cannot(ctx):
+    a, b = ctx.zeros(16, 16, dtype=torch.int8), torch.zeros(16 * ctx.get_num_ranks(), 16, dtype=torch.int8, device=ctx.get_device())
+    out = torch.zeros(16, 16, dtype=torch.int32, device=ctx.get_device())
+    with pytest.raises(UnsupportedError, match="int8"):
+        ctx.ops.all_gather_matmul(out, a, b, algorithm="torch")
+
+
+def test_named_algorithm_that_cannot(ranks):
+    ranks(2).run(body_cannot)
+
+
+def body_one_rank_wrong(ctx):
+    rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
+    a, b, out = ctx.zeros(16, 16), torch.zeros(16 * world, 24, device=device), torch.zeros(16, 24, device=device)
+    bias = torch.zeros(5 if rank == 1 else 24, device=device)
+    with pytest.raises(IrisError) as caught:
+        ctx.ops.all_gather_matmul(out, a, b, bias)
+    if rank == 1:
+        assert isinstance(caught.value, ArgumentError)
+        assert "N=24" in str(caught.value)
+    else:
+        assert isinstance(caught.value, RankMismatch)
+        assert "rank 1 raised ArgumentError" in str(caught.value)
+    # Different dtypes of the same size, and different shapes.
+    dtype = torch.float16 if rank == 0 else torch.bfloat16
+    half = ctx.zeros(16, 16, dtype=torch.float16).view(dtype)
+    with pytest.raises(RankMismatch, match=r"A_sharded is .*float16.* on rank 0, .*bfloat16.* on rank 1"):
+        ctx.ops.all_gather_matmul(out.to(dtype), half, b.to(dtype))
+
+
+def body_shape_mismatch(ctx):
+    rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
+    rows = 32 if rank == 0 else 16
+    buffer = ctx.zeros(32, 16)
+    b = torch.zeros(16 * world, 8, device=device)
+    with pytest.raises(RankMismatch, match=r"output_tensor is .*32, 8.* on rank 0, .*16, 8"):
+        ctx.ops.all_gather_matmul(torch.zeros(rows, 8, device=device), buffer[:rows], b)
+    # A at another place of the heap on one rank would be read from the wrong place.
+    with pytest.raises(RankMismatch, match="offset of A_sharded"):
+        ctx.ops.all_gather_matmul(torch.zeros(16, 8, device=device), buffer[16:] if rank else buffer[:16], b)
+    workspace = ctx.ops.all_gather_matmul(torch.zeros(32, 8, device=device), buffer, b)
+    given = workspace if rank == 0 else None
+    view = buffer.view(16, 32)[:, :16]
+    with pytest.raises(IrisError):
+        ctx.ops.all_gather_matmul(torch.zeros(16, 8, device=device), view, b, workspace=given)
+
+
+@pytest.mark.parametrize("body", [body_one_rank_wrong, body_shape_mismatch])
+def test_ranks_that_disagree_all_learn_of_it(ranks, world, body):
+    if world == 1:
+        pytest.skip("one rank cannot disagree with itself")
+    ranks(world).run(body)
+
+
+def body_known_call_checks(ctx):
+    """IRIS_CHECK=always compares again; a rank whose later call differs is an error at once."""
+    rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
+    a, b = ctx.zeros(16, 16), torch.zeros(16 * world, 8, device=device)
+    small, big = torch.zeros(16, 8, device=device), torch.zeros(16, 16, device=device)
+    wide = torch.zeros(16 * world, 16, device=device)
+    ctx.ops.all_gather_matmul(small, a, b)
+    ctx.ops.all_gather_matmul(big, a, wide)
+    os.environ["IRIS_CHECK"] = "always"
+    try:
+        with pytest.raises(RankMismatch, match="disagree"):
+            ctx.ops.all_gather_matmul(*((small, a, b) if rank == 0 else (big, a, wide)))
+    finally:
+        del os.environ["IRIS_CHECK"]
+
+
+def test_check_always(ranks):
+    ranks(2).run(body_known_call_checks)
+
+
+def body_explain(ctx):
+    out, a, b, *_ = problem(ctx, 32, 32, 32 * ctx.get_num_ranks(), torch.float16)
+    plan = ctx.ops.explain("all_gather_matmul", out, a, b)
+    assert out.isnan().all(), "explain ran something"
+    workspace = ctx.ops.all_gather_matmul(out, a, b)
+    assert workspace.plan == plan
+    assert plan.source in iris.ops.Plan.__init__.__globals__["SOURCES"]
+    assert plan.algorithm in str(plan)
+    assert plan.reason in str(plan)
+    named = ctx.ops.explain("all_gather_matmul", out, a, b, algorithm="torch")
+    assert (named.algorithm, named.source) == ("torch", "user")
+    ctx.barrier()
+
+
+def test_explain_tells_what_runs(ranks, world):
+    ranks(world).run(body_explain)
+
+
+def body_bitwise(ctx):
+    """All ranks hold the same bits, call after call."""
+    out, a, b, *_ = problem(ctx, 50, 60, 40 * ctx.get_num_ranks(), torch.bfloat16, seed=9)
+    results = []
+    for _ in range(3):
+        out.fill_(float("nan"))
+        ctx.ops.all_gather_matmul(out, a, b, algorithm="torch")
+        ctx.synchronize()
+        results.append(out.cpu().clone())
+    everyone = ctx.exchange.all_gather("test", results)
+    for theirs in everyone:
+        for result in theirs:
+            assert_bitwise_equal(result, results[0])
+
+
+def test_same_bits_on_every_rank(ranks, world):
+    ranks(world).run(body_bitwise)
+
+
+def body_float32_precision(ctx):
+    out, a, b, shards, b_host = problem(ctx, 64, 64, 1024 * ctx.get_num_ranks(), torch.float32, seed=2)
+    before = torch.get_float32_matmul_precision()
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        for allow in (None, False):
+            out.fill_(float("nan"))
+            config = FusedConfig(32, 32, 32, num_warps=4, allow_tf32=allow)
+            ctx.ops.all_gather_matmul(out, a, b, config=config)
+            ctx.synchronize()
+            error = (out.cpu().double() - reference(shards, b_host)).abs().max().item()
+            # float32 rounding of a sum of K products of normal deviates: about 1e-7 * sqrt(K) * sqrt(K).
+            exact = precision == "highest" or allow is False
+            assert error < (1e-6 if exact else 1e-3) * b_host.shape[0] ** 0.5 * 4, (precision, allow, error)
+    torch.set_float32_matmul_precision(before)
+
+
+def test_float32_follows_the_precision_of_torch(ranks):
+    ranks(2).run(body_float32_precision)
+
+
+def body_eight(ctx):
+    world = ctx.get_num_ranks()
+    for gather_dim, algorithm in ((1, "pull"), (0, "pull"), (1, "torch")):
+        M = 33 if gather_dim == 1 else 9 * world
+        out, a, b, shards, b_host = problem(ctx, M, 40, 12 * world, torch.bfloat16, gather_dim=gather_dim, integers=True, out_dtype=torch.float32)
+        ctx.ops.all_gather_matmul(out, a, b, gather_dim=gather_dim, **ALGORITHMS[algorithm])
+        check(ctx, out, shards, b_host, None, gather_dim, integers=True)
+        ctx.barrier()
+
+
+@pytest.mark.parametrize("count", [5, 8])
+def test_more_ranks(ranks, count):
+    ranks(count).run(body_eight)

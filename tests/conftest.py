@@ -21,7 +21,9 @@ def pytest_addoption(parser):
 
 def pytest_generate_tests(metafunc):
     if "world" in metafunc.fixturenames:
-        metafunc.parametrize("world", [int(w) for w in metafunc.config.getoption("--worlds").split(",")], scope="session")
+        metafunc.parametrize(
+            "world", [int(w) for w in metafunc.config.getoption("--worlds").split(",")], scope="session"
+        )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -108,7 +108,7 @@ _ALL = (
         "IRIS_RANKS_PER_GPU",
         None,
         "a whole number above 0",
-        "Set by `iris run` when several ranks share a GPU; persistent kernels keep to their share of its compute units.",
+        "Set by `iris run` when several ranks share a GPU; persistent kernels keep to their share of compute units.",
         _positive_int,
     ),
 )

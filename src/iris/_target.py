@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 from iris import _env
 from iris.errors import ArgumentError
@@ -99,7 +99,7 @@ def by_arch(arch: str) -> Target:
 
 
 def normalize_arch(text: str | None) -> str:
-    """An architecture string without feature suffixes: ``gfx942:sramecc+:xnack-`` gives ``gfx942``; unknown gives ``""``.
+    """An architecture without feature suffixes: ``gfx942:sramecc+:xnack-`` gives ``gfx942``; unknown gives ``""``.
 
     ``amdgcn-amd-amdhsa--gfx942`` and ``(9, 0)`` written as ``"9.0"`` are understood too.
     """
@@ -116,7 +116,7 @@ def normalize_arch(text: str | None) -> str:
     return ""
 
 
-@lru_cache(maxsize=None)
+@cache
 def detect(device_index: int) -> Target:
     """Facts of a visible GPU, read from torch; figures that torch does not report come from :data:`KNOWN`."""
     import torch

@@ -8,7 +8,8 @@ from importlib import metadata
 import pytest
 
 from iris import _env
-from iris.cli import _gpus, _probe
+from iris.cli import _probe
+from iris.runtime import gpus
 
 from .conftest import environment
 
@@ -31,7 +32,7 @@ def test_doctor_for_a_program(iris_command):
     assert set(_env.VARIABLES) <= set(found)
 
 
-@pytest.mark.skipif(bool(_gpus.device_files()), reason="tells what a machine without a GPU is told")
+@pytest.mark.skipif(bool(gpus.device_files()), reason="tells what a machine without a GPU is told")
 def test_runtime_and_its_reason_without_a_gpu(iris_command):
     assert findings(iris_command("doctor", "--json"))["runtime"]["value"] == "cpu, because no GPU is visible"
     asked = iris_command("doctor", "--json", IRIS_RUNTIME="cpu")

@@ -12,7 +12,16 @@ SCOPES = (None, "cta", "gpu", "sys")
 
 
 @triton.jit
-def arithmetic_kernel(context, cells, n, rank: tl.constexpr, world: tl.constexpr, SEM: tl.constexpr, SCOPE: tl.constexpr, BLOCK: tl.constexpr):
+def arithmetic_kernel(
+    context,
+    cells,
+    n,
+    rank: tl.constexpr,
+    world: tl.constexpr,
+    SEM: tl.constexpr,
+    SCOPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     # Cells, each a block of n: add, sub, min, max of every rank's and program's value, on every rank.
     ctx = iris.DeviceContext.initialize(context, rank, world)
     offs = tl.arange(0, BLOCK)
@@ -84,7 +93,9 @@ def body_arithmetic(ctx, sem, scope, programs):
         cells[2].fill_(1000)
         cells[3].fill_(-1000)
         ctx.barrier()
-        arithmetic_kernel[(programs,)](ctx.get_device_context(), cells, n, rank, world, SEM=sem, SCOPE=scope, BLOCK=block)
+        arithmetic_kernel[(programs,)](
+            ctx.get_device_context(), cells, n, rank, world, SEM=sem, SCOPE=scope, BLOCK=block
+        )
         ctx.barrier()
         got = cells.cpu().to(torch.int64)
         want = torch.stack([given.sum(0), -given.sum(0), given.min(0).values, given.max(0).values])

@@ -21,7 +21,9 @@ def poison(tensor):
 
 
 @triton.jit
-def load_kernel(source, result, n, rank, peer, bases, BLOCK: tl.constexpr, MODIFIER: tl.constexpr, VOLATILE: tl.constexpr):
+def load_kernel(
+    source, result, n, rank, peer, bases, BLOCK: tl.constexpr, MODIFIER: tl.constexpr, VOLATILE: tl.constexpr
+):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     got = iris.load(source + offs, rank, peer, bases, offs < n, 0, MODIFIER, VOLATILE)
     tl.store(result + offs, got, mask=offs < n)
@@ -52,7 +54,9 @@ def copy_kernel(source, target, n, src_rank, dst_rank, rank, bases, BLOCK: tl.co
 
 
 @triton.jit
-def context_kernel(context, source, pulled, pushed, copied, n, rank: tl.constexpr, world: tl.constexpr, BLOCK: tl.constexpr):
+def context_kernel(
+    context, source, pulled, pushed, copied, n, rank: tl.constexpr, world: tl.constexpr, BLOCK: tl.constexpr
+):
     ctx = iris.DeviceContext.initialize(context, rank, world)
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < n
@@ -136,7 +140,9 @@ def body_modifiers(ctx):
     ctx.barrier()
     for modifier in MODIFIERS["load"]:
         for volatile in (False, True) if modifier is None else (False,):
-            load_kernel[(1,)](source, poison(result), n, rank, peer, bases, BLOCK=n, MODIFIER=modifier, VOLATILE=volatile)
+            load_kernel[(1,)](
+                source, poison(result), n, rank, peer, bases, BLOCK=n, MODIFIER=modifier, VOLATILE=volatile
+            )
             assert torch.equal(result.cpu(), values(peer, n, torch.float32)), modifier
     for modifier in MODIFIERS["store"]:
         poison(target)

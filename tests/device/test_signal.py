@@ -1,4 +1,4 @@
-"""Flags and waits: data is seen after a wait, epochs wrap, and a wait that cannot end becomes an error on every rank."""
+"""Flags and waits: data is seen after a wait, epochs wrap, a wait that cannot end is an error on every rank."""
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ STRIDE = 32
 
 
 @triton.jit
-def exchange_kernel(context, data, inbox, flags, epoch, n, rank: tl.constexpr, world: tl.constexpr, BLOCK: tl.constexpr):
+def exchange_kernel(
+    context, data, inbox, flags, epoch, n, rank: tl.constexpr, world: tl.constexpr, BLOCK: tl.constexpr
+):
     """Program p sends its block to every rank and waits for the same block of every rank."""
     ctx = iris.DeviceContext.initialize(context, rank, world)
     pid = tl.program_id(0)

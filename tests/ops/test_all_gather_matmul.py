@@ -1,4 +1,4 @@
-"""all_gather_matmul against its float64 definition: every algorithm, ragged shapes, layouts, dtypes, errors on every rank."""
+"""all_gather_matmul against its float64 definition: algorithms, shapes, layouts, dtypes, errors on every rank."""
 
 import itertools
 import os
@@ -91,7 +91,9 @@ PAIRS = [(d, d) for d in (torch.float32, torch.float16, torch.bfloat16, torch.in
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(str(d).removeprefix("torch.") for d in pair))
 def test_dtypes(ranks, world, pair, algorithm):
     if pair[0] == torch.int8 and algorithm == "torch":
-        pytest.skip("PyTorch multiplies no int8 matrices into int32; test_named_algorithm_that_cannot covers the refusal")
+        pytest.skip(
+            "PyTorch multiplies no int8 matrices into int32; test_named_algorithm_that_cannot covers the refusal"
+        )
     ranks(world).run(body_dtypes, pair, algorithm)
 
 
@@ -168,7 +170,14 @@ def test_a_view_at_an_odd_offset(ranks, world):
 def body_bias(ctx, algorithm, gather_dim):
     world, device = ctx.get_num_ranks(), ctx.get_device()
     M, N = 16 * world, 48
-    for shape, dtype in [((N,), torch.float32), ((N,), torch.float16), ((M, 1), torch.float32), ((1, N), torch.bfloat16), ((M, N), torch.float16), ((1, 1), torch.float32)]:
+    for shape, dtype in [
+        ((N,), torch.float32),
+        ((N,), torch.float16),
+        ((M, 1), torch.float32),
+        ((1, N), torch.bfloat16),
+        ((M, N), torch.float16),
+        ((1, 1), torch.float32),
+    ]:
         out, a, b, shards, b_host = problem(ctx, M, N, 8 * world, torch.float16, gather_dim=gather_dim, integers=True)
         bias = torch.arange(torch.Size(shape).numel()).remainder(101).reshape(shape).to(dtype)
         ctx.ops.all_gather_matmul(out, a, b, bias.to(device), **ALGORITHMS[algorithm], gather_dim=gather_dim)
@@ -239,7 +248,7 @@ def test_one_workspace_many_calls(ranks, world, algorithm):
 
 
 def body_ownership(ctx):
-    out1, a, b, shards, b_host = problem(ctx, 20, 20, 16 * ctx.get_num_ranks(), torch.float32, integers=True)
+    out1, a, b, *_ = problem(ctx, 20, 20, 16 * ctx.get_num_ranks(), torch.float32, integers=True)
     out2 = torch.full_like(out1, float("nan"))
     ctx.ops.all_gather_matmul(out1, a, b)
     first = out1.clone()
@@ -309,7 +318,9 @@ def body_groups(ctx):
         ctx.ops.all_gather_matmul(out, a, b, group=group, config=SMALL)
         ctx.synchronize()
         # Shards follow the order of the group: rank 3's columns meet B's first rows.
-        order = list(dist.get_process_group_ranks(groups[mine])) if isinstance(group, dist.ProcessGroup) else pairs[mine]
+        order = (
+            list(dist.get_process_group_ranks(groups[mine])) if isinstance(group, dist.ProcessGroup) else pairs[mine]
+        )
         want = (order[0] + 1) * (0 + 1 + 2 + 3) + (order[1] + 1) * (4 + 5 + 6 + 7)
         assert (out == want).all(), (group, want, out.unique())
     with pytest.raises(ArgumentError, match="not a member"):
@@ -341,12 +352,16 @@ def body_errors(ctx):
     a, b, out = ctx.zeros(64, 32), t(32 * world, 16), t(64, 16)
     if world > 1:
         rows = ctx.zeros(64, 32 * world)
-        expect(ValueError, "[M, K/world_size]", f"K_local={32 * world}", f"world_size={world}", "gather_dim=0")(lambda: op(t(64 * world, 16), rows, b))
+        expect(ValueError, "[M, K/world_size]", f"K_local={32 * world}", f"world_size={world}", "gather_dim=0")(
+            lambda: op(t(64 * world, 16), rows, b)
+        )
         expect(NotSymmetricError, "A_sharded", "as_symmetric")(lambda: op(out, t(64, 32), b))
     expect(ArgumentError, "output_tensor", "(64, 16)", "(63, 16)")(lambda: op(t(63, 16), a, b))
     expect(ArgumentError, "float64")(lambda: op(out, ctx.zeros(64, 32, dtype=torch.float64), b.double()))
     expect(ArgumentError, "one dtype")(lambda: op(out, a, b.half()))
-    expect(ArgumentError, "int32", "int8")(lambda: op(t(64, 16, dtype=torch.int8), ctx.zeros(64, 32, dtype=torch.int8), b.to(torch.int8)))
+    expect(ArgumentError, "int32", "int8")(
+        lambda: op(t(64, 16, dtype=torch.int8), ctx.zeros(64, 32, dtype=torch.int8), b.to(torch.int8))
+    )
     expect(ArgumentError, "two dimensions")(lambda: op(out, a.view(-1), b))
     expect(ArgumentError, "tensor")(lambda: op(out, a, None))
     expect(ArgumentError, "N=16", "got 64", "bias[:, None]")(lambda: op(out, a, b, t(64)))
@@ -372,7 +387,10 @@ def test_bad_arguments_are_refused_on_every_rank(ranks, world):
 
 
 def body_cannot(ctx):
-    a, b = ctx.zeros(16, 16, dtype=torch.int8), torch.zeros(16 * ctx.get_num_ranks(), 16, dtype=torch.int8, device=ctx.get_device())
+    a, b = (
+        ctx.zeros(16, 16, dtype=torch.int8),
+        torch.zeros(16 * ctx.get_num_ranks(), 16, dtype=torch.int8, device=ctx.get_device()),
+    )
     out = torch.zeros(16, 16, dtype=torch.int32, device=ctx.get_device())
     with pytest.raises(UnsupportedError, match="int8"):
         ctx.ops.all_gather_matmul(out, a, b, algorithm="torch")
@@ -507,7 +525,9 @@ def body_eight(ctx):
     world = ctx.get_num_ranks()
     for gather_dim, algorithm in ((1, "pull"), (0, "pull"), (1, "torch")):
         M = 33 if gather_dim == 1 else 9 * world
-        out, a, b, shards, b_host = problem(ctx, M, 40, 12 * world, torch.bfloat16, gather_dim=gather_dim, integers=True, out_dtype=torch.float32)
+        out, a, b, shards, b_host = problem(
+            ctx, M, 40, 12 * world, torch.bfloat16, gather_dim=gather_dim, integers=True, out_dtype=torch.float32
+        )
         ctx.ops.all_gather_matmul(out, a, b, gather_dim=gather_dim, **ALGORITHMS[algorithm])
         check(ctx, out, shards, b_host, None, gather_dim, integers=True)
         ctx.barrier()

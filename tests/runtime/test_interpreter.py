@@ -10,7 +10,9 @@ from iris.errors import ArgumentError, WaitTimeout
 from iris.runtime import settle, streams
 from iris.runtime.scheduler import scheduler
 
-pytestmark = pytest.mark.skipif(settle.settle() == "gpu", reason="the gpu runtime compiles kernels; nothing is interpreted")
+pytestmark = pytest.mark.skipif(
+    settle.settle() == "gpu", reason="the gpu runtime compiles kernels; nothing is interpreted"
+)
 
 
 @triton.jit
@@ -117,7 +119,9 @@ def failing_kernel(x_ptr):
 
 
 def test_an_error_names_kernel_program_and_line():
-    with pytest.raises(Exception, match=r"kernel failing_kernel, program \(0, 0, 0\), .*test_interpreter.py:\d+: .*only int32 here"):
+    with pytest.raises(
+        Exception, match=r"kernel failing_kernel, program \(0, 0, 0\), .*test_interpreter.py:\d+: .*only int32 here"
+    ):
         failing_kernel[(2,)](torch.zeros(1))
     assert not scheduler.active
 

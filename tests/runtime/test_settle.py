@@ -20,7 +20,11 @@ def succeeds(code, **environment):
 
 
 def test_without_a_gpu_the_cpu_runtime_is_settled():
-    code = "import iris, os, torch; from iris.runtime.settle import settled; print(*settled(), os.environ.get('TRITON_INTERPRET'))"
+    code = (
+        "import iris, os, torch\n"
+        "from iris.runtime.settle import settled\n"
+        "print(*settled(), os.environ.get('TRITON_INTERPRET'))"
+    )
     assert succeeds(code, CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="") == "cpu no GPU is visible 1\n"
 
 
@@ -65,7 +69,10 @@ def test_triton_in_the_same_mode_may_come_first():
     succeeds("import triton; import iris", IRIS_RUNTIME="gpu")
 
 
-@pytest.mark.parametrize(("name", "value"), [("IRIS_RUNTIME", "tpu"), ("IRIS_CHECK", "sometimes"), ("IRIS_TIMEOUT", "-3"), ("IRIS_LOG_LEVEL", "loud")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("IRIS_RUNTIME", "tpu"), ("IRIS_CHECK", "sometimes"), ("IRIS_TIMEOUT", "-3"), ("IRIS_LOG_LEVEL", "loud")],
+)
 def test_unknown_values_are_refused_at_import(name, value):
     done = python("import iris", **{name: value})
     assert done.returncode != 0

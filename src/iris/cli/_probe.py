@@ -17,8 +17,9 @@ from importlib import metadata
 from pathlib import Path
 
 from iris import _env
-from iris.cli import _gpus, mps
 from iris.errors import IrisError
+from iris.runtime import gpus as visible_gpus
+from iris.runtime import mps
 
 DISTRIBUTION = "iris-kernels"
 _PACKAGES = ("torch", "triton", "numpy", "greenlet")
@@ -162,7 +163,7 @@ def memory_file_trouble() -> str:
 
 def gpus() -> list[Finding]:
     """The visible GPUs, how they are linked, and what several ranks on one would need."""
-    if not _gpus.device_files():
+    if not visible_gpus.device_files():
         return [Finding("gpus", "none: no driver's device file is there")]
     try:
         import torch
@@ -215,7 +216,7 @@ def _symmetric_memory() -> Finding:
 
 def links() -> str:
     """The table of links as the vendor's tool prints it; empty without GPUs or without the tool."""
-    if not _gpus.device_files():
+    if not visible_gpus.device_files():
         return ""
     for command in (["nvidia-smi", "topo", "-m"], ["rocm-smi", "--showtopo"]):
         try:
@@ -237,7 +238,7 @@ def runtime() -> Finding:
         chosen, reason = settle.settled() if known else settle.choose()
     except (ImportError, OSError, IrisError) as error:
         return Finding("runtime", f"cannot be chosen: {error}", "problem", "mend what is listed here first")
-    if chosen == "gpu" and not _gpus.visible().count:
+    if chosen == "gpu" and not visible_gpus.visible().count:
         remedy = "unset IRIS_RUNTIME, or make a GPU visible to torch"
         return Finding("runtime", f"gpu, because {reason}; but torch sees no GPU", "problem", remedy)
     return Finding("runtime", f"{chosen}, because {reason}")

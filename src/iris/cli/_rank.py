@@ -81,17 +81,19 @@ def main() -> None:
         if stop.code not in (None, 0):
             lines = traceback.format_tb(own_frames(stop.__traceback__))
             where = lines[-1].strip() if lines else ""
-            record(report, kind="exit", time=time.time(), text=where, summary=f"sys.exit({stop.code!r})")
+            code = stop.code if isinstance(stop.code, int) else 1
+            record(report, kind="exit", time=time.time(), text=where, code=code, summary=f"sys.exit({stop.code!r})")
         raise
     except BaseException as error:  # noqa: BLE001 - whatever ended the program is what has to be reported
         trace = own_frames(error.__traceback__)
         text = "".join(traceback.format_exception(type(error), error, trace))
         summary = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
-        record(report, kind="error", time=time.time(), text=text, summary=summary)
+        code = 127 if kind == "program" else 1
+        record(report, kind="error", time=time.time(), text=text, code=code, summary=summary)
         # The launcher prints the traceback. A hook of the program's own may do more than print; torch's only prints.
         if sys.excepthook is not sys.__excepthook__ and not sys.excepthook.__module__.startswith("torch."):
             sys.excepthook(type(error), error, trace)
-        sys.exit(127 if kind == "program" else 1)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def show(outcome: Outcome, timeout: float | None) -> None:
 
 def _code(rank: Rank) -> int:
     if rank.returncode is None or rank.ended_by_us or rank.returncode == 0:
-        return 1  # It had failed, and was then ended while it cleaned up.
+        # It had failed, and was then ended while it cleaned up.
+        return rank.failure["code"] % 256 if rank.failure is not None else 1
     return rank.returncode if rank.returncode > 0 else 128 - rank.returncode
 
 

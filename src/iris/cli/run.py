@@ -7,7 +7,7 @@ The rank that failed *first* is told from those that only noticed, and its trace
 whatever ends the launcher ends the ranks: they ask the kernel to be killed with it.
 
 When fewer GPUs are visible than ranks, ranks share GPUs: on NVIDIA through a private MPS daemon that lives as long as
-the run (``mps.py``), on AMD as they are.
+the run (:mod:`iris.runtime.mps`), on AMD as they are.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
 from iris import _env
-from iris.cli import _gpus, _report, mps
+from iris.cli import _report
 from iris.cli._supervise import Outcome, Supervisor
 from iris.errors import ArgumentError
+from iris.runtime import rank_processes
 
 
 def launch(
@@ -58,14 +57,14 @@ def launch(
     kind, words = _check(command, num_ranks, timeout, python)
     environment = {**os.environ, **(env or {})}
     with _signals() as received, contextlib.ExitStack() as stack:
-        environment.update(_defaults(environment, num_ranks))
-        environment.update(_share_gpus(stack, environment, num_ranks))
+        environment.update(rank_processes.defaults(environment, num_ranks))
+        environment.update(rank_processes.share_gpus(stack, environment, num_ranks))
         store = stack.enter_context(_Store())
         supervisor = stack.enter_context(Supervisor(lambda: received[0] if received else 0))
         if received:
             outcome = Outcome([], signal=received[0])
         else:
-            supervisor.start(kind, words, _rank_environments(environment, num_ranks, store.port))
+            supervisor.start(kind, words, rank_processes.environments(environment, num_ranks, store.port))
             store.serve()
             outcome = supervisor.wait(timeout, store.check)
     _report.show(outcome, timeout)
@@ -158,72 +157,3 @@ class _Store:
             )
         except BaseException as error:  # noqa: BLE001 - raised again by check() in the thread that waits
             self._error = error
-
-
-def _defaults(environment: Mapping[str, str], num_ranks: int) -> dict[str, str]:
-    """Variables that a run on one machine needs, where the caller has not set them."""
-    cores = len(os.sched_getaffinity(0))
-    values = {
-        # Left alone, every rank would start a thread for each core of the machine.
-        "OMP_NUM_THREADS": str(max(1, cores // num_ranks)),
-        # Multicast objects outlive a rank that is killed and then block the device until its driver is reloaded.
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-        "NCCL_NVLS_ENABLE": "0",
-        "NVSHMEM_DISABLE_NVLS": "1",
-    }
-    # All ranks are here: gloo need not find its way through host names and firewalls.
-    if "lo" in (name for _, name in socket.if_nameindex()):
-        values["GLOO_SOCKET_IFNAME"] = "lo"
-    return {name: value for name, value in values.items() if name not in environment}
-
-
-def _share_gpus(stack: contextlib.ExitStack, environment: Mapping[str, str], num_ranks: int) -> dict[str, str]:
-    """Prepare for several ranks on a GPU, if it comes to that; what is started for it ends with ``stack``."""
-    if environment.get("IRIS_RUNTIME", "").strip().lower() in ("cpu", "sim"):
-        return {}
-    gpus = _gpus.visible(environment)
-    if not 0 < gpus.count < num_ranks:
-        return {}
-    ranks_per_gpu = -(-num_ranks // gpus.count)
-    values = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "IRIS_RANKS_PER_GPU": str(ranks_per_gpu)}
-    if gpus.vendor != "nvidia":
-        return values
-    trouble = f"{mps.CONTROL} is not on PATH (it comes with the NVIDIA driver)"
-    if mps.binary(environment) is not None:
-        try:
-            return {**values, **stack.enter_context(mps.session(ranks_per_gpu, environment))}
-        except RuntimeError as error:
-            trouble = str(error)
-    print(
-        f"iris run: {num_ranks} ranks share {gpus.count} GPU{'s' * (gpus.count > 1)} without NVIDIA MPS: {trouble}. "
-        "Their kernels take turns in time slices, so a kernel that waits for a peer crawls.",
-        file=sys.stderr,
-        flush=True,
-    )
-    return values
-
-
-def _rank_environments(environment: Mapping[str, str], num_ranks: int, port: int) -> list[dict[str, str]]:
-    """The environment of each rank: the variables that torchrun sets."""
-    run_id = uuid.uuid4().hex
-    return [
-        {
-            **environment,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(num_ranks),
-            "LOCAL_WORLD_SIZE": str(num_ranks),
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_RANK": str(rank),
-            "ROLE_WORLD_SIZE": str(num_ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            # The store is the launcher's: rank 0 connects to it like the others.
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RUN_ID": run_id,
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-        }
-        for rank in range(num_ranks)
-    ]

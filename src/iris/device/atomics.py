@@ -23,7 +23,7 @@ def atomic_add(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Add ``val`` to what ``pointer`` (in the heap of ``from_rank``, the caller) addresses on ``to_rank``."""
+    """Add ``val`` to what ``pointer`` (in the caller's heap, ``from_rank``) addresses on ``to_rank``."""
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_add(remote, val, mask=mask, sem=sem, scope=within)
@@ -41,7 +41,7 @@ def atomic_sub(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Subtract ``val`` from what ``pointer`` (in the heap of ``from_rank``, the caller) addresses on ``to_rank``."""
+    """Subtract ``val`` from what ``pointer`` (in the caller's heap, ``from_rank``) addresses on ``to_rank``."""
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_add(remote, -val, mask=mask, sem=sem, scope=within)
@@ -59,7 +59,7 @@ def atomic_xchg(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Replace by ``val`` what ``pointer`` (in the heap of ``from_rank``, the caller) addresses on ``to_rank``."""
+    """Replace by ``val`` what ``pointer`` (in the caller's heap, ``from_rank``) addresses on ``to_rank``."""
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_xchg(remote, val, mask=mask, sem=sem, scope=within)
@@ -77,7 +77,7 @@ def atomic_xor(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Exclusive-or ``val`` into what ``pointer`` (in the heap of ``from_rank``, the caller) addresses on ``to_rank``."""
+    """Exclusive-or ``val`` into what ``pointer`` (in the caller's heap, ``from_rank``) addresses on ``to_rank``."""
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_xor(remote, val, mask=mask, sem=sem, scope=within)
@@ -95,7 +95,7 @@ def atomic_and(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """And ``val`` into what ``pointer`` (in the heap of ``from_rank``, the caller) addresses on ``to_rank``."""
+    """And ``val`` into what ``pointer`` (in the caller's heap, ``from_rank``) addresses on ``to_rank``."""
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_and(remote, val, mask=mask, sem=sem, scope=within)
@@ -113,7 +113,7 @@ def atomic_or(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Or ``val`` into what ``pointer`` (in the heap of ``from_rank``, the caller) addresses on ``to_rank``."""
+    """Or ``val`` into what ``pointer`` (in the caller's heap, ``from_rank``) addresses on ``to_rank``."""
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_or(remote, val, mask=mask, sem=sem, scope=within)
@@ -131,7 +131,7 @@ def atomic_min(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Take the smaller of ``val`` and what ``pointer`` (in the heap of ``from_rank``, the caller) addresses on ``to_rank``."""
+    """Keep the smaller of ``val`` and what ``pointer`` (in the caller's heap) addresses on ``to_rank``."""
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_min(remote, val, mask=mask, sem=sem, scope=within)
@@ -149,7 +149,7 @@ def atomic_max(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Take the larger of ``val`` and what ``pointer`` (in the heap of ``from_rank``, the caller) addresses on ``to_rank``."""
+    """Keep the larger of ``val`` and what ``pointer`` (in the caller's heap) addresses on ``to_rank``."""
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_max(remote, val, mask=mask, sem=sem, scope=within)
@@ -167,7 +167,7 @@ def atomic_cas(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Replace by ``val`` where the value is ``cmp``: what ``pointer`` (in the caller's heap) addresses on ``to_rank``."""
+    """Replace by ``val``, where it is ``cmp``, what ``pointer`` (in the caller's heap) addresses on ``to_rank``."""
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_cas(remote, cmp, val, sem=sem, scope=within)

@@ -57,14 +57,10 @@ class DeviceContext:
         hint: tl.constexpr = None,
     ):
         """Read from ``from_rank``."""
-        return memory.load(
-            pointer, self.rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint
-        )
+        return memory.load(pointer, self.rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint)
 
     @triton.jit
-    def store(
-        self, pointer, value, to_rank, mask=None, cache_modifier: tl.constexpr = None, hint: tl.constexpr = None
-    ):
+    def store(self, pointer, value, to_rank, mask=None, cache_modifier: tl.constexpr = None, hint: tl.constexpr = None):
         """Write to ``to_rank``."""
         memory.store(pointer, value, self.rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
 
@@ -262,7 +258,14 @@ class DeviceContext:
 
     @triton.jit
     def atomic_cas(
-        self, pointer, cmp, val, to_rank, sem: tl.constexpr = None, scope: tl.constexpr = None, hint: tl.constexpr = None
+        self,
+        pointer,
+        cmp,
+        val,
+        to_rank,
+        sem: tl.constexpr = None,
+        scope: tl.constexpr = None,
+        hint: tl.constexpr = None,
     ):
         """See :func:`iris.device.atomics.atomic_cas`."""
         return atomics.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)

@@ -4,10 +4,10 @@ A flag is an int32 that only grows (an epoch, or a count); a wait ends when ``fl
 arithmetic, so the values may wrap and nothing is reset between calls. *Ready* ("you may read") and *consumed* ("you may
 overwrite") are two flags. Where many programs poll, give each flag a line of its own (:data:`FLAG_STRIDE` elements).
 
-Every wait has a time limit (three quarters of ``IRIS_TIMEOUT``). A program whose wait expires writes one record to the context's error
-slot and goes on, so that the kernel ends; the other waits of the context end as well, and the host raises
-:class:`iris.errors.WaitTimeout` at the next barrier, synchronise or blocking operation. What such a launch computed is
-never handed out as a result.
+Every wait has a time limit (three quarters of ``IRIS_TIMEOUT``). A program whose wait expires writes one record to the
+context's error slot and goes on, so that the kernel ends; the other waits of the context end as well, and the host
+raises :class:`iris.errors.WaitTimeout` at the next barrier, synchronise or blocking operation. What such a launch
+computed is never handed out as a result.
 
 ``context`` is the tensor of ``ctx.get_device_context()``: int64 ``[rank, world_size, heap bases (world_size), 17 words
 of tracing, address of the error slot, time limit in microseconds]``.
@@ -49,7 +49,7 @@ def notify(flag_ptr, value, from_rank, to_rank, heap_bases):
 
 @triton.jit
 def notify_add(flag_ptr, value, from_rank, to_rank, heap_bases):
-    """Add ``value`` to a flag on ``to_rank``, ordered as :func:`notify`; for flags that count arrivals. Returns the old value."""
+    """Add ``value`` to a flag on ``to_rank``, ordered as :func:`notify`; to count. Returns the old value."""
     tl.debug_barrier()
     return tl.atomic_add(translate(flag_ptr, from_rank, to_rank, heap_bases), value, sem="release", scope="sys")
 
@@ -114,7 +114,9 @@ def _now(slot):
 
 @triton.jit
 def _report(slot, flag_ptr, wanted, seen, peer, kernel):
-    first = tl.atomic_cas(slot + SLOT_STATE, tl.full((), 0, tl.int64), tl.full((), 1, tl.int64), sem="relaxed", scope="gpu")
+    first = tl.atomic_cas(
+        slot + SLOT_STATE, tl.full((), 0, tl.int64), tl.full((), 1, tl.int64), sem="relaxed", scope="gpu"
+    )
     if first == 0:
         program = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
         record = slot + SLOT_RECORD

@@ -104,7 +104,9 @@ def pull_kernel(
             out_m = row_shard * M + offs_m
         mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
         if HAS_BIAS:
-            bias_ptrs = bias_ptr + (out_m.to(tl.int64) * stride_biasm)[:, None] + (offs_n.to(tl.int64) * stride_biasn)[None, :]
+            bias_ptrs = (
+                bias_ptr + (out_m.to(tl.int64) * stride_biasm)[:, None] + (offs_n.to(tl.int64) * stride_biasn)[None, :]
+            )
             acc += tl.load(bias_ptrs, mask=mask, other=0.0).to(acc.dtype)
         out_ptrs = out_ptr + (out_m.to(tl.int64) * stride_om)[:, None] + (offs_n.to(tl.int64) * stride_on)[None, :]
         tl.store(out_ptrs, numeric.narrow(acc, out_ptr.dtype.element_ty), mask=mask)

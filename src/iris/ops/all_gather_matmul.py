@@ -14,14 +14,14 @@ Algorithms:
     Nothing is staged; each peer's shard is read once for every ``block_size_n`` columns of out, so it suits few rows,
     where latency counts more than traffic.
 
-Protocol of ``pull``. Two int32 flags for each pair of ranks, in lines of 128 bytes on the heap: ``ready[p]`` (rank p's A
-may be read) and ``consumed[p]`` (rank p has read mine). The first program of a rank to run sets its ``ready`` on every
-peer; a program waits for ``ready[owner]`` before it reads the owner's shard. The last program of a rank to end sets its
-``consumed`` on every peer and waits for ``consumed`` of every peer, so that A may be overwritten by whatever follows in
-the stream. A program waits only for announcements of peers' kernels, and ``ready`` waits for nothing, so any order in
-which programs start makes progress. A flag holds how often the two ranks have met in this workspace (an epoch, kept in
-device memory and advanced by the kernel), so nothing is reset, a captured graph replays, and calls of any mixture of
-groups may share the flags.
+Protocol of ``pull``. Two int32 flags for each pair of ranks, in lines of 128 bytes on the heap: ``ready[p]`` (rank
+p's A may be read) and ``consumed[p]`` (rank p has read mine). The first program of a rank to run sets its ``ready``
+on every peer; a program waits for ``ready[owner]`` before it reads the owner's shard. The last program of a rank to
+end sets its ``consumed`` on every peer and waits for ``consumed`` of every peer, so that A may be overwritten by
+whatever follows in the stream. A program waits only for announcements of peers' kernels, and ``ready`` waits for
+nothing, so any order in which programs start makes progress. A flag holds how often the two ranks have met in this
+workspace (an epoch, kept in device memory and advanced by the kernel), so nothing is reset, a captured graph replays,
+and calls of any mixture of groups may share the flags.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from iris.errors import ArgumentError, IrisError
 from iris.ops import arguments
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops.arguments import Problem
-from iris.ops.choice import ALGORITHMS, choose, precision
+from iris.ops.choice import choose, precision
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import launch
@@ -82,7 +82,7 @@ def all_gather_matmul(
         workspace: from :func:`all_gather_matmul_preamble` or an earlier call; None uses the context's own flags, which
             puts calls in order even when they are made on different streams. Calls that are to overlap need workspaces
             of their own.
-        algorithm: ``"torch"`` or ``"pull"``; None lets the operation choose, or takes the kernel when there is a config.
+        algorithm: ``"torch"`` or ``"pull"``; None lets the operation choose; with a config it takes the kernel.
         gather_dim: 1 when A is sharded along K, 0 when along M.
         group: None for all ranks, a process group, or a sequence of ranks; shards are in group order.
 
@@ -141,7 +141,9 @@ def all_gather_matmul_preamble(
     )
     rows = A_sharded.shape[0] * (members.size if gather_dim == 0 else 1)
     out = torch.empty((rows, B.shape[1] if B.dim() == 2 else 0), dtype=dtype, device=ctx.get_device())
-    call = _state(ctx).agree(members, out, A_sharded, B, None, algorithm, config, None, gather_dim, group, preamble=True)
+    call = _state(ctx).agree(
+        members, out, A_sharded, B, None, algorithm, config, None, gather_dim, group, preamble=True
+    )
     return make_workspace(ctx, call, members)
 
 
@@ -268,9 +270,7 @@ def _checked(ctx: Iris, members: Group, out, a, b, bias, algorithm, config, gath
     return Call(ctx, problem, plan, out, a, b, bias)
 
 
-def check(
-    ctx: Iris, out: Any, a: Any, b: Any, bias: Any, world_size: int, gather_dim: int
-) -> Problem:
+def check(ctx: Iris, out: Any, a: Any, b: Any, bias: Any, world_size: int, gather_dim: int) -> Problem:
     """The problem that the arguments pose.
 
     Raises:
@@ -439,7 +439,7 @@ def _address(tensor: Any) -> int:
 
 
 def _facts(ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, preamble) -> dict[str, Any]:
-    """What must be the same on every rank, by name. A's place counts, because peers read it through their own pointer."""
+    """What must be the same on every rank, by name; A's place, too: peers read it through their own pointer."""
     facts: dict[str, Any] = {}
     for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b), ("bias", bias)):
         known = isinstance(tensor, torch.Tensor)

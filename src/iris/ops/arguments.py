@@ -44,7 +44,8 @@ class Problem:
     def __str__(self) -> str:
         names = [str(d).removeprefix("torch.") for d in (self.a_dtype, self.b_dtype, self.out_dtype)]
         dtypes = names[0] if len(set(names)) == 1 else f"{names[0]} x {names[1]} -> {names[2]}"
-        return f"{self.M}x{self.N}x{self.K} {dtypes} {self.transpose}, {self.world_size} ranks, gather_dim={self.gather_dim}"
+        size = f"{self.M}x{self.N}x{self.K}"
+        return f"{size} {dtypes} {self.transpose}, {self.world_size} ranks, gather_dim={self.gather_dim}"
 
 
 def letter(matrix: torch.Tensor) -> str:
@@ -125,7 +126,9 @@ def check_bias(ctx: Iris, bias: torch.Tensor | None, M: int, N: int) -> None:
                 f"a 1-D bias is added to every row, so its length must be N={N}, got {bias.shape[0]} (M={M}){remedy}"
             )
     elif bias.dim() != 2 or any(have not in (1, want) for have, want in zip(bias.shape, (M, N), strict=True)):
-        raise ArgumentError(f"bias must have shape ({N},), or broadcast from two dimensions to ({M}, {N}); got {tuple(bias.shape)}")
+        raise ArgumentError(
+            f"bias must have shape ({N},), or broadcast from two dimensions to ({M}, {N}); got {tuple(bias.shape)}"
+        )
 
 
 def span_bytes(tensor: torch.Tensor) -> int:

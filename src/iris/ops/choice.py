@@ -91,7 +91,9 @@ def _as_asked(
             raise UnsupportedError(f"algorithm 'torch' cannot do this: {torch_refuses}; 'pull' can")
         return _plan("torch", None, "user", "the caller named it", problem)
     if config is None:
-        return _plan("pull", fitted(ctx.target, problem), "user", "the caller named it; tiles fitted to the problem", problem)
+        return _plan(
+            "pull", fitted(ctx.target, problem), "user", "the caller named it; tiles fitted to the problem", problem
+        )
     reason = "the caller named it" if algorithm else "the caller gave a configuration, which is for the kernel"
     if ctx.target.compiled:
         needed = config.shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem))

@@ -66,7 +66,7 @@ class FusedConfig:
             )
         if self.all_reduce_variant == "ring" and world_size is not None and self.block_size_n % world_size:
             raise ArgumentError(
-                f"FusedConfig.block_size_n={self.block_size_n} must be a multiple of world_size={world_size} for the ring"
+                f"FusedConfig.block_size_n={self.block_size_n} must be a multiple of world_size={world_size} in a ring"
             )
 
     def shared_memory_bytes(self, a_bytes: int, b_bytes: int) -> int:

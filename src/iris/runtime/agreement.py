@@ -22,7 +22,7 @@ class Agreement:
     same ones.
 
     Attributes:
-        forgotten: how many combinations have been forgotten; callers that keep their own memory drop it when it changes.
+        forgotten: how many combinations have been forgotten; callers that remember calls drop theirs when it changes.
     """
 
     KEPT = 4096

@@ -1,4 +1,4 @@
-"""Host exchange between ranks: small Python values over the store of ``torch.distributed``, with names for who is missing.
+"""Host exchange between ranks: small Python values over the store of ``torch.distributed``; names who is missing.
 
 An exchange is collective over a list of ranks. Each rank posts its value under the exchange's number and reads the
 others'. The number and a tag travel with the value, so ranks that are in different calls learn which call each is in.
@@ -76,7 +76,9 @@ class Exchange:
         self._counts[members] = number + 1
         prefix = f"{self._name}/{'-'.join(map(str, members))}"
         self._withdraw_fault()
-        self._store_call(lambda s: s.set(f"{prefix}/{number}/{self.rank}", pickle.dumps((tag, value))))
+        post = pickle.dumps((tag, value))
+        # Stores take bytes, whatever the stub says.
+        self._store_call(lambda s: s.set(f"{prefix}/{number}/{self.rank}", post))  # pyright: ignore[reportArgumentType]
         self._await(tag, {r: f"{prefix}/{number}/{r}" for r in members if r != self.rank})
         posts = {self.rank: (tag, value)}
         for r in members:
@@ -104,7 +106,7 @@ class Exchange:
             return found
         for r in ranks if ranks is not None else range(self.world_size):
             key = f"{self._name}/fault/{r}"
-            if r != self.rank and self._store_call(lambda s, key=key: s.check([key])):
+            if r != self.rank and self._exist(key):
                 found[r] = self._store_call(lambda s, key=key: s.get(key)).decode()
         return found
 
@@ -122,7 +124,9 @@ class Exchange:
 
     def _ended(self, ranks) -> tuple[int, ...]:
         here = (socket.gethostname(), _pid_namespace())
-        return tuple(r for r in ranks if r in self._places and self._places[r][:2] == here and _ended(self._places[r][2]))
+        return tuple(
+            r for r in ranks if r in self._places and self._places[r][:2] == here and _ended(self._places[r][2])
+        )
 
     def _raise_for_ended(self, ended: tuple[int, ...]) -> None:
         if ended:
@@ -135,13 +139,13 @@ class Exchange:
         pause = 0.0
         watched = start
         while missing:
-            if self._store_call(lambda s: s.check(list(missing.values()))):
+            if self._exist(*missing.values()):
                 return
             self.progress()
             now = time.monotonic()
             if now - watched > _WATCH_EVERY_S or now - start > self.timeout_s:
                 watched = now
-                missing = {r: k for r, k in missing.items() if not self._store_call(lambda s, k=k: s.check([k]))}
+                missing = {r: k for r, k in missing.items() if not self._exist(k)}
                 self._raise_for_ended(self._ended(missing))
                 if missing and now - start > self.timeout_s:
                     self._raise_for_late(tag, tuple(missing))
@@ -157,12 +161,16 @@ class Exchange:
             late,
         )
 
+    def _exist(self, *keys: str) -> bool:
+        return self._store_call(lambda s: s.check(list(keys)))
+
     def _withdraw_fault(self) -> None:
         if self._fault_posted:
             self._store_call(lambda s: s.delete_key(f"{self._name}/fault/{self.rank}"))
             self._fault_posted = False
 
     def _store_call(self, call: Callable[[dist.Store], Any]) -> Any:
+        assert self._store is not None
         try:
             return call(self._store)
         except (dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:

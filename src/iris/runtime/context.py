@@ -69,7 +69,7 @@ class Iris(TensorFactory):
             weakref.finalize(_process_group_owner, _destroy_process_group)
         self.target = self._choose_target(on_gpu)
         self.timeout_s: float = _env.get("IRIS_TIMEOUT")
-        # Shorter than the host's, so that the record of a wait in vain reaches ranks that wait for this one on the host.
+        # Shorter than the host's, so that the record of a wait in vain reaches ranks that wait on the host.
         self.wait_limit_s = 0.75 * self.timeout_s
         name = f"iris/{next(_context_numbers)}"
         self.exchange = Exchange(store, name, self.cur_rank, self.num_ranks, self.timeout_s, streams.progress)
@@ -133,7 +133,9 @@ class Iris(TensorFactory):
                 raise RankMismatch(f"iris.iris(): every rank must give the same {what}; got {shown}")
         hosts = [place[0] for place in places]
         if len(set(hosts)) > 1:
-            raise IrisError(f"iris.iris(): the symmetric heap is for the ranks of one machine; got ranks on {set(hosts)}")
+            raise IrisError(
+                f"iris.iris(): the symmetric heap is for the ranks of one machine; got ranks on {set(hosts)}"
+            )
 
     def _make_region(self, nbytes: int) -> Region:
         if self._torch_device.type == "cpu":
@@ -185,11 +187,11 @@ class Iris(TensorFactory):
         return self.heap_bases
 
     def get_device_context(self) -> torch.Tensor:
-        """int64 tensor for ``DeviceContext.initialize``: ``[rank, num_ranks, heap bases, tracing, error slot, limit]``."""
+        """int64 tensor for ``DeviceContext.initialize``: ``[rank, num_ranks, bases, tracing, error slot, limit]``."""
         return self._device_context
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
-        """Whether peers can reach ``tensor``: it lies on this context's heap. Empty tensors: when made by this context."""
+        """Whether peers can reach ``tensor``: it lies on this context's heap. Empty tensors: when made there."""
         return self.heap.is_symmetric(tensor)
 
     def as_symmetric(self, external_tensor: torch.Tensor) -> torch.Tensor:
@@ -200,7 +202,9 @@ class Iris(TensorFactory):
             ArgumentError: the tensor is not contiguous.
         """
         if external_tensor.device != self._torch_device:
-            raise DeviceMismatch(f"as_symmetric: the tensor is on {external_tensor.device}, the context on {self.device}")
+            raise DeviceMismatch(
+                f"as_symmetric: the tensor is on {external_tensor.device}, the context on {self.device}"
+            )
         if not external_tensor.is_contiguous():
             raise ArgumentError("as_symmetric: only contiguous tensors can be imported; call .contiguous() first")
         copy = self.heap.allocate(external_tensor.numel(), external_tensor.dtype).view(external_tensor.shape)
@@ -223,7 +227,7 @@ class Iris(TensorFactory):
         self.raise_for_failed_waits()
 
     def barrier(self, stream: Any = None, group: Any = None) -> None:
-        """Wait for the rank's launches (of ``stream``, default all), then for the other ranks. Collective over ``group``.
+        """Wait for the rank's launches (of ``stream``, default all), then for the other ranks of ``group``. Collective.
 
         Memory of tensors that are gone on all ranks is free afterwards, when the group is the world.
 
@@ -272,8 +276,10 @@ class Iris(TensorFactory):
         if not 0 <= src < self.num_ranks:
             raise ArgumentError(f"broadcast: src must be a rank in 0..{self.num_ranks - 1}, got {src}")
         mine = value if self.cur_rank == src else None
-        on_device = isinstance(mine, torch.Tensor) and mine.device.type != "cpu"
-        payload = (on_device, mine.cpu() if on_device else mine)
+        on_device = False
+        if isinstance(mine, torch.Tensor) and mine.device.type != "cpu":
+            on_device, mine = True, mine.cpu()
+        payload = (on_device, mine)
         on_device, result = self.exchange.all_gather("broadcast()", payload)[src]
         if self.cur_rank == src:
             return value
@@ -358,7 +364,9 @@ class Iris(TensorFactory):
         records = [record for _, record in posts if record is not None]
         states = [state for state, _ in posts]
         if diverged(states):
-            raise_for_divergence(self.exchange.all_gather(f"{tag}: comparing heaps", self.heap.recent(), ranks), list(ranks))
+            raise_for_divergence(
+                self.exchange.all_gather(f"{tag}: comparing heaps", self.heap.recent(), ranks), list(ranks)
+            )
         if len(ranks) == self.num_ranks:
             self.heap.settle(states)
         if records:

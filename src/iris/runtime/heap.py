@@ -184,7 +184,7 @@ class SymmetricHeap:
         return block.view(dtype)
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies on this heap. An empty tensor does when it was allocated here or is a view of such."""
+        """Whether ``tensor`` lies on this heap; an empty one does when it was allocated here or is a view of such."""
         if tensor.device != self.device:
             return False
         address = tensor.untyped_storage().data_ptr()

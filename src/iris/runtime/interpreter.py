@@ -10,7 +10,7 @@ What the stock interpreter of Triton 3.6 to 3.9 lacks, and what stands here inst
   decode wrongly: here they go through float32 and PyTorch's conversions;
 - ``tl.atomic_poll`` blocks the thread: here it gives up control between reads;
 - Triton 3.6 with NumPy 2.4 cannot turn a kernel argument into a ``range`` bound;
-- Triton's own library is compiled or interpreted as settled when Triton is imported: :func:`interpret_library` mends it.
+- Triton's own library is decorated when Triton is imported, perhaps for the compiler: see :func:`interpret_library`.
 """
 
 from __future__ import annotations
@@ -202,7 +202,9 @@ def _wrap_memory() -> None:
         if val.data.itemsize == 2 and val.dtype.scalar in (tl.bfloat16, tl.float16):
             old = _rmw_16_bit(op, ptr, val, mask, order)
         else:
-            addresses, values, active = (np.ascontiguousarray(a) for a in np.broadcast_arrays(ptr.data, val.data, mask.data))
+            addresses, values, active = (
+                np.ascontiguousarray(a) for a in np.broadcast_arrays(ptr.data, val.data, mask.data)
+            )
             old = _rmw(op, addresses, values, active, order)
         unchanged = {_RMW.ADD: val.data == 0, _RMW.FADD: False, _RMW.OR: val.data == 0, _RMW.XCHG: val.data == old}
         idle = bool(np.all(unchanged.get(op, False)))

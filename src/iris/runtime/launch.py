@@ -1,4 +1,4 @@
-"""The one way the library starts a kernel: launch options a target knows, names for messages, errors after the launch."""
+"""The one way the library starts a kernel: options that a target knows, names for messages, errors afterwards."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def log_rank(
 
 def _level(level: int | str) -> int:
     number = _LEVELS.get(level.upper()) if isinstance(level, str) else level
-    if isinstance(number, bool) or number not in _LEVELS.values():
+    if number is None or isinstance(number, bool) or number not in _LEVELS.values():
         possible = ", ".join(f"{name} ({value})" for name, value in _LEVELS.items())
         raise ArgumentError(f"log level {level!r} is not known; possible: {possible}")
     return number

@@ -57,7 +57,8 @@ class Launch:
         self.body = body
         self.keep = keep
         self.live: list[Program] = []
-        self.waiting: Iterator[tuple[int, int, int]] | None = product(*(range(n) for n in grid))
+        x, y, z = (range(extent) for extent in grid)
+        self.waiting: Iterator[tuple[int, int, int]] | None = product(x, y, z)
         self.residency = _ADMIT
         self.done = False
         self.error: BaseException | None = None
@@ -99,7 +100,7 @@ class Scheduler:
         self.on_wait: list[Callable[[float], None]] = []
         self.time_limit_s = 60.0
         self._random = random.Random(seed)
-        self._hub = None
+        self._hub: greenlet | None = None
 
     def pause(self, *, idle: bool, address: int = 0) -> None:
         """Let other programs run. Called by a program after an atomic or a volatile load.
@@ -113,6 +114,7 @@ class Scheduler:
             return
         program.idle = idle
         program.polled = address if idle else 0
+        assert self._hub is not None
         self._hub.switch()
 
     def start(self, launch: Launch) -> None:
@@ -166,7 +168,7 @@ class Scheduler:
         for program in order:
             try:
                 self._resume(program)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - whatever a program raised is raised where it is waited for
                 launch.error = error
                 launch.stop()
                 self.active.remove(launch)

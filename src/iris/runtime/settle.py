@@ -83,8 +83,8 @@ def _refuse_compiled_kernels(runtime: str, reason: str) -> None:
     if names:
         raise RuntimeConflict(
             f"iris settles on the {runtime} runtime ({reason}), which interprets kernels, but these were decorated "
-            f"before iris was imported and are compiled: {', '.join(names[:5])}. Import iris above them, or start Python "
-            "with TRITON_INTERPRET=1"
+            f"before iris was imported and are compiled: {', '.join(names[:5])}. Import iris above them, or start "
+            "Python with TRITON_INTERPRET=1"
         )
 
 

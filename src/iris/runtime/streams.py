@@ -143,7 +143,7 @@ def progress() -> None:
 
 
 def submit(launch: Launch, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Issue ``launch`` to the current stream; ``before`` and ``after`` bracket the time in which launches are active."""
+    """Issue ``launch`` to the current stream; ``before`` and ``after`` bracket the time that launches are active."""
     before()
     try:
         current_stream().issue(launch)

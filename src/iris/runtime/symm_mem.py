@@ -34,7 +34,7 @@ class SymmetricMemoryRegion:
 
         try:
             self._memory = symm_mem.empty(nbytes, dtype=torch.uint8, device=device)
-            self._handle = symm_mem.rendezvous(self._memory, dist.group.WORLD)
+            self._handle = symm_mem.rendezvous(self._memory, dist.group.WORLD)  # pyright: ignore[reportArgumentType]
         except RuntimeError as error:
             raise IrisError(
                 f"rank {rank}: PyTorch symmetric memory could not map {nbytes} bytes of {world_size} ranks into each "

@@ -285,7 +285,7 @@ class TensorFactory:
         tensor = self.empty(*size, dtype=dtype)
         # data_ptr() of an empty tensor is 0, wherever it lies.
         address = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.itemsize
-        return tensor, self.heap_bases - self.heap_bases[self.cur_rank] + address
+        return tensor, self.heap_bases - self.heap_bases[self.cur_rank] + int(address)
 
     def _create(
         self,
@@ -318,7 +318,7 @@ class TensorFactory:
         if out is not None:
             result = _output(out, shape, strides, dtype, heap)
         wide = None
-        if made_in != dtype:
+        if fill is not None and made_in != dtype:
             # Before the allocation, because this needs memory too.
             wide = torch.empty(shape, dtype=made_in, device=heap.device)
             fill(wide, generator)
@@ -410,7 +410,7 @@ def _integer(name: str, value: Any) -> int:
     is_bool = isinstance(value, (bool, np.bool_)) or (isinstance(value, torch.Tensor) and value.dtype == torch.bool)
     if not is_bool:
         try:
-            return operator.index(value)
+            return operator.index(value)  # pyright: ignore[reportArgumentType]
         except TypeError:
             pass
     raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
@@ -422,7 +422,7 @@ def _number(name: str, value: Any, kind: type = numbers.Real) -> Any:
     if isinstance(number, kind):
         for python_type, abstract in ((int, numbers.Integral), (float, numbers.Real), (complex, numbers.Complex)):
             if isinstance(number, abstract):
-                return python_type(number)
+                return python_type(number)  # pyright: ignore[reportArgumentType]
     raise TypeError(f"{name} must be a {kind.__name__.lower()} number, got {value!r} of type {type(value).__name__}")
 
 

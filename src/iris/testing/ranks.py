@@ -1,10 +1,10 @@
 """A pool of rank processes that runs test bodies: starting processes is the cost, so one pool serves many tests.
 
-    def body(ctx, n):                       # at module level; runs on every rank
-        assert ctx.zeros(n).sum() == 0
+def body(ctx, n):                       # at module level; runs on every rank
+    assert ctx.zeros(n).sum() == 0
 
-    def test_zeros(ranks, world):           # fixtures of tests/conftest.py
-        ranks(world).run(body, 100)
+def test_zeros(ranks, world):           # fixtures of tests/conftest.py
+    ranks(world).run(body, 100)
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
 import torch.distributed as dist
+
+from iris.runtime import rank_processes
 
 HEAP_BYTES = 64 << 20
 _SHOWN_BYTES = 6000
@@ -130,28 +132,15 @@ class RankPool:
     def _start(self) -> None:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         self._stack.callback(lambda: store)  # lives as long as the ranks
-        common = dict(os.environ) | self._gpu_environment()
-        common |= {
-            "IRIS_RUNTIME": self.runtime,
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
-            # The parent hosts the store, so no rank needs a port of its own.
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "OMP_NUM_THREADS": "1",
-        }
+        common = {**os.environ, "IRIS_RUNTIME": self.runtime, **self._env}
         common.pop("TRITON_INTERPRET", None)
-        common |= self._env
+        common |= rank_processes.defaults(common, self.world_size)
+        common |= rank_processes.share_gpus(self._stack, common, self.world_size)
+        environments = rank_processes.environments(common, self.world_size, store.port)
         for rank in range(self.world_size):
             ours, theirs = socket.socketpair()
-            log = self._stack.enter_context(tempfile.TemporaryFile())
-            environment = common | {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "IRIS_POOL_DESCRIPTOR": str(theirs.fileno()),
-            }
+            log = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with the pool
+            environment = {**environments[rank], "IRIS_POOL_DESCRIPTOR": str(theirs.fileno())}
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "iris.testing._worker"],
@@ -165,18 +154,6 @@ class RankPool:
             theirs.close()
             self._connections.append(Connection(ours.detach()))
             self._logs.append(log)
-
-    def _gpu_environment(self) -> dict[str, str]:
-        if self.runtime != "gpu":
-            return {}
-        import torch
-
-        from iris.runtime import mps
-
-        shared = -(-self.world_size // max(1, torch.cuda.device_count()))
-        if shared == 1 or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
-            return {}
-        return self._stack.enter_context(mps.session(shared, os.environ))
 
     def _collect(self, name: str, timeout: float) -> list[Outcome]:
         deadline = time.monotonic() + timeout

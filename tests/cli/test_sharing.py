@@ -35,8 +35,8 @@ DRIVER = """
 import sys
 import _iris_command
 _iris_command.enter_bare_package()
-from iris.cli import _gpus
-_gpus.visible = lambda environment: _gpus.Gpus(int({count}), "{vendor}")
+from iris.runtime import gpus
+gpus.visible = lambda environment: gpus.Gpus(int({count}), "{vendor}")
 _iris_command.main()
 """
 

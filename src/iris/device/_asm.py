@@ -12,7 +12,7 @@ from triton.language import target_info
 from triton.language.extra import cuda as _cuda
 from triton.language.extra import hip as _hip
 
-from iris.device._compat import INTERPRETED
+from iris.device._compat import INTERPRETED, RELEASE_WAITS
 
 if INTERPRETED.value:
     from triton.runtime.interpreter import TensorHandle
@@ -35,6 +35,10 @@ if INTERPRETED.value:
     def die():
         """Index of the die that runs the program; 0 under the interpreter and where a device has one (int32 scalar)."""
         return _scalar(0, tl.int32)
+
+    @triton.jit
+    def complete_stores():
+        """Returns when the calling thread's stores are where every device sees them; call it before a barrier."""
 
     @triton.jit
     def poll(flag_ptr, value):
@@ -79,6 +83,26 @@ else:
         else:
             return tl.inline_asm_elementwise(
                 "s_getreg_b32 $0, hwreg(HW_REG_XCC_ID, 0, 16)", "=s", [], dtype=tl.int32, is_pure=False, pack=1
+            )
+
+    @triton.jit
+    def complete_stores():
+        """Returns when the calling thread's stores are where every device sees them; call it before a barrier.
+
+        NVIDIA: nothing, a release covers the stores of all threads that met the releasing one in a barrier. AMD: the
+        barrier does not wait for stores, and a release waits only for those of its own wave, so each wave waits for its
+        own. Where the release does not wait for the write-back that it starts either, each wave starts one and waits.
+        """
+        if target_info.is_hip():
+            tl.inline_asm_elementwise(
+                "s_waitcnt vmcnt(0)\n v_mov_b32 $0, 0"
+                if RELEASE_WAITS
+                else "buffer_wbl2 sc0 sc1\n s_waitcnt vmcnt(0)\n v_mov_b32 $0, 0",
+                "=v,~{memory}",
+                [],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
             )
 
     @triton.jit

@@ -7,6 +7,10 @@ from triton.language import core
 
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 
+# On AMD a release starts a write-back of the cache and waits for it before the atomic. The compiler of Triton 3.6
+# leaves the wait out when it knows of no store in flight; 3.9 does not.
+RELEASE_WAITS = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9))
+
 constexpr_function = triton.constexpr_function
 
 _compiled_aggregate = getattr(triton, "aggregate", None) or core._aggregate

@@ -43,6 +43,7 @@ def notify(flag_ptr, value, from_rank, to_rank, heap_bases):
         to_rank: the rank whose flag is set.
         heap_bases: int64[world_size].
     """
+    _asm.complete_stores()
     tl.debug_barrier()
     tl.atomic_xchg(translate(flag_ptr, from_rank, to_rank, heap_bases), value, sem="release", scope="sys")
 
@@ -50,6 +51,7 @@ def notify(flag_ptr, value, from_rank, to_rank, heap_bases):
 @triton.jit
 def notify_add(flag_ptr, value, from_rank, to_rank, heap_bases):
     """Add ``value`` to a flag on ``to_rank``, ordered as :func:`notify`; to count. Returns the old value."""
+    _asm.complete_stores()
     tl.debug_barrier()
     return tl.atomic_add(translate(flag_ptr, from_rank, to_rank, heap_bases), value, sem="release", scope="sys")
 

@@ -24,7 +24,7 @@ def mma_kernel(a_ptr, b_ptr, out_ptr, S: tl.constexpr):
     offs = tl.arange(0, S)
     where = offs[:, None] * S + offs[None, :]
     acc = tl.zeros((S, S), dtype=numeric.accumulator_dtype(a_ptr.dtype.element_ty))
-    acc = numeric.mma(tl.load(a_ptr + where), tl.load(b_ptr + where), acc)
+    acc = numeric.mma(tl.load(a_ptr + where), tl.load(b_ptr + where), acc, "ieee")
     tl.store(out_ptr + where, acc)
 
 

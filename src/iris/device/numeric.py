@@ -13,7 +13,7 @@ def accumulator_dtype(dtype):
 
 
 @triton.jit
-def mma(a, b, acc, PRECISION: tl.constexpr = "ieee"):
+def mma(a, b, acc, PRECISION: tl.constexpr):
     """``acc + a @ b`` for blocks of one dtype, or of two fp8 dtypes.
 
     Args:

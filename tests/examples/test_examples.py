@@ -1,0 +1,143 @@
+"""The examples and the code of the README and the documentation: what a reader copies runs and prints what it says."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import iris
+from iris.device.context import DeviceContext
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TIME_LIMIT_S = 90
+
+# Runs the given programs one after another, each as a main module with a file that Triton can read its kernels from.
+RUNNER = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')\n"
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced code blocks of a page in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def run(request):
+    """Runs ``iris run -n ranks program arguments`` on the runtime of the test session; returns the lines it printed."""
+    ours = ("IRIS_", "TORCHELASTIC_", "CUDA_MPS_", "TORCH_SYMM_MEM_")
+    single = ("TRITON_INTERPRET", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(ours) and k not in single}
+    environment["IRIS_RUNTIME"] = request.config.getoption("--runtime")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+
+    def start(ranks: int, program: Path, *arguments: object) -> list[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "_iris_command",
+            "run",
+            "-n",
+            ranks,
+            "--timeout",
+            TIME_LIMIT_S,
+            program,
+            *arguments,
+        ]
+        result = subprocess.run(
+            [str(word) for word in command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S + 20,
+            stdin=subprocess.DEVNULL,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout.splitlines()
+
+    return start
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example(run, example, ranks):
+    lines = run(ranks, example)
+    for rank in range(ranks):
+        # An example checks its own results and prints its line after that.
+        assert sum(line.startswith(f"rank {rank} of {ranks}") for line in lines) == 1, lines
+
+
+def test_examples_are_numbered_without_gaps():
+    assert [int(path.name[:2]) for path in EXAMPLES] == list(range(1, len(EXAMPLES) + 1))
+
+
+def test_options_of_the_matmul_example(run):
+    example = ROOT / "examples" / "06_all_gather_matmul.py"
+    lines = run(2, example, "--m", 5, "--n", 33, "--k", 34, "--dtype", "bfloat16", "--algorithm", "torch")
+    assert any("5x33x34 bfloat16" in line and ": torch (user)" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+def test_code_of_a_page_runs_and_prints_what_the_page_shows(run, page, tmp_path):
+    paths = []
+    for number, block in enumerate(blocks(page, "python")):
+        paths.append(tmp_path / f"block_{number}.py")
+        paths[-1].write_text(block)
+    runner = tmp_path / "runner.py"
+    runner.write_text(RUNNER)
+    printed = run(2, runner, *paths)
+    for console in blocks(page, "console"):
+        command, *shown = console.splitlines()
+        assert command.startswith("$ iris run -n 2 ")
+        assert set(shown) <= set(printed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_of_a_page_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, target
+
+
+def documented_signatures() -> list[tuple[str, list[str]]]:
+    text = (ROOT / "docs" / "device-api.md").read_text()
+    calls = re.findall(r"`(iris\.(?:signal\.)?\w+)\(([a-z_]+(?:, \w+)*)\)`", text)
+    return [(function, parameters.split(", ")) for function, parameters in calls]
+
+
+def parameters_of(function: object) -> list[str]:
+    return list(inspect.signature(getattr(function, "fn", function)).parameters)
+
+
+@pytest.mark.parametrize(("function", "documented"), documented_signatures(), ids=str)
+def test_documented_order_of_arguments(function, documented):
+    value = iris
+    for part in function.split(".")[1:]:
+        value = getattr(value, part)
+    assert parameters_of(value)[: len(documented)] == documented
+
+
+def test_documented_methods_of_the_device_context():
+    text = (ROOT / "docs" / "device-api.md").read_text()
+    section = text[text.index("## DeviceContext") : text.index("## Machine")]
+    methods = re.findall(r"`([a-z_]+)\(([a-z_]+(?:, [\w=.\-]+)*)\)`", section)
+    assert {"load", "store", "get", "put", "copy", "atomic_add", "atomic_cas", "notify", "notify_add", "wait"} <= {
+        method for method, _ in methods
+    }
+    for method, parameters in methods:
+        documented = [p.split("=")[0] for p in parameters.split(", ") if p != "..."]
+        function = getattr(DeviceContext, method)
+        assert parameters_of(function)[1 : 1 + len(documented)] == documented, method

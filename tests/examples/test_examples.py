@@ -11,6 +11,7 @@ import pytest
 
 import iris
 from iris.device.context import DeviceContext
+from iris.ops.choice import PULL_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -110,6 +111,13 @@ def test_links_of_a_page_lead_somewhere(page):
             headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
             anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in anchors, target
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/protocols/all_gather_matmul.md"])
+def test_pages_tell_the_rows_at_which_the_plan_changes(page):
+    text = (ROOT / page).read_text()
+    assert f"M up to {PULL_ROWS}" in text
+    assert f"M above {PULL_ROWS}" in text
 
 
 def documented_signatures() -> list[tuple[str, list[str]]]:

@@ -1,60 +1,134 @@
-"""Fixtures that run a test body on pools of rank processes, on the cpu runtime or, with ``--runtime gpu``, on GPUs."""
+"""Fixtures that run a test body on pools of rank processes, on the cpu runtime or, with ``--runtime gpu``, on GPUs.
+
+A test is written once:
+
+    def body(ctx): ...
+
+    def test_it(ranks, world):      # once for each of --worlds
+        ranks(world).run(body)
+
+It runs on the cpu runtime by default. With ``-m gpu --runtime gpu`` its ranks run on GPUs: every test that uses
+``ranks`` then has the marker ``gpu``. ``@pytest.mark.parametrize("world", ...)`` on a test replaces the worlds.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from collections import OrderedDict
 
 import pytest
 
-import iris  # settles the runtime before test modules decorate kernels
-
 WORLDS = (1, 2, 3, 4)
 _POOLS_KEPT = 2
-
-assert iris.__version__
+# Below the time limit of a test, so that a body that hangs is reported by its pool, with every rank's stack.
+_BODY_SECONDS = 90.0
+_left_out = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--runtime", choices=("cpu", "gpu"), default="cpu", help="where the ranks of test pools run")
-    parser.addoption("--worlds", default=",".join(map(str, WORLDS)), help="world sizes of tests that take any")
+    parser.addoption(
+        "--runtime",
+        choices=("cpu", "gpu"),
+        help="where the ranks of test pools run; default: gpu with -m gpu, else cpu",
+    )
+    parser.addoption(
+        "--worlds", default=",".join(map(str, WORLDS)), help="world sizes of tests that take any (default: %(default)s)"
+    )
+
+
+def pytest_configure(config):
+    if config.option.runtime is None:
+        config.option.runtime = "gpu" if config.option.markexpr.strip() == "gpu" else "cpu"
+    try:
+        config.option.worlds = [int(w) for w in str(config.option.worlds).split(",")]
+    except ValueError:
+        raise pytest.UsageError(f"--worlds={config.option.worlds}: expected numbers such as 1,2,4") from None
+    # Settle this process before test modules decorate kernels: its tests run where those of the ranks do. Processes
+    # that tests start settle by themselves.
+    before = os.environ.get("IRIS_RUNTIME")
+    os.environ["IRIS_RUNTIME"] = config.option.runtime
+    import iris  # noqa: F401
+
+    if before is None:
+        del os.environ["IRIS_RUNTIME"]
+    else:
+        os.environ["IRIS_RUNTIME"] = before
 
 
 def pytest_generate_tests(metafunc):
-    if "world" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "world", [int(w) for w in metafunc.config.getoption("--worlds").split(",")], scope="session"
-        )
+    chosen = [name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark)]
+    if "world" in metafunc.fixturenames and "world" not in chosen:
+        metafunc.parametrize("world", metafunc.config.option.worlds, scope="session")
 
 
+def _names(mark):
+    names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+    return [n.strip() for n in names.split(",")] if isinstance(names, str) else names
+
+
+def pytest_itemcollected(item):
+    if item.config.option.runtime == "gpu" and "ranks" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.gpu)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    on_gpu = config.getoption("--runtime") == "gpu"
-    for item in items:
-        if on_gpu and "ranks" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.gpu)
-    # A pool is started once when the tests of one world follow each other.
+    _leave_out_gpu_tests(config, items)
+    # A pool starts once when the tests of one world follow each other.
     items.sort(key=lambda item: item.callspec.params.get("world", 0) if hasattr(item, "callspec") else 0)
 
 
+def _leave_out_gpu_tests(config, items):
+    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    if not left_out:
+        return
+    if not re.search(r"\bgpu\b", config.option.markexpr):
+        reason = "run them with -m gpu"
+    elif not _gpu_visible():
+        reason = "no GPU is visible"
+    else:
+        return
+    config.stash[_left_out] = f"{len(left_out)} tests that need a GPU are left out: {reason}"
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _gpu_visible():
+    from iris.runtime.settle import gpu_visible
+
+    return gpu_visible()
+
+
+def pytest_report_collectionfinish(config):
+    return config.stash.get(_left_out, [])
+
+
 class _Pools:
+    """The pools of a session, the last used ones alive."""
+
     def __init__(self, runtime):
         self.runtime = runtime
         self.pools = OrderedDict()
 
     def __call__(self, world_size):
-        from iris.testing.ranks import RankPool
+        from iris.testing import RankPool
 
         if world_size not in self.pools:
-            self.pools[world_size] = RankPool(world_size, runtime=self.runtime)
+            self.pools[world_size] = RankPool(world_size, runtime=self.runtime, timeout=_BODY_SECONDS)
         self.pools.move_to_end(world_size)
         while len(self.pools) > _POOLS_KEPT:
             self.pools.popitem(last=False)[1].close()
         return self.pools[world_size]
 
+    def close(self):
+        while self.pools:
+            self.pools.popitem()[1].close()
+
 
 @pytest.fixture(scope="session")
 def ranks(pytestconfig):
     """``ranks(world_size)`` gives a pool of that many ranks."""
-    pools = _Pools(pytestconfig.getoption("--runtime"))
+    pools = _Pools(pytestconfig.option.runtime)
     yield pools
-    for pool in pools.pools.values():
-        pool.close()
+    pools.close()

@@ -112,11 +112,12 @@ def measure(ctx, options, M):
 
 def main():
     options = arguments()
-    ctx = iris.iris((4 * max(options.m) * options.k + (8 << 20)))
+    ctx = iris.iris(4 * max(options.m) * options.k + (8 << 20))
     on_gpu = ctx.get_device().type == "cuda"
     machine = torch.cuda.get_device_name() if on_gpu else f"{platform.processor() or platform.machine()} (interpreter)"
     head = (
-        f"{ctx.get_num_ranks()} ranks on {machine}, {ctx.get_cu_count()} compute units a rank; torch {torch.__version__}, "
+        f"{ctx.get_num_ranks()} ranks on {machine}, {ctx.get_cu_count()} compute units a rank; "
+        f"torch {torch.__version__}, "
         f"Triton {triton.__version__}, Python {platform.python_version()}; N={options.n}, K={options.k}, "
         f"{options.dtype}, gather_dim={options.gather_dim}; {time.strftime('%Y-%m-%d')}"
     )

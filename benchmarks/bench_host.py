@@ -1,7 +1,7 @@
-"""What Iris costs the host: import, allocation, a call, memory that is committed. One process, or ranks of ``iris run``.
+"""What Iris costs the host: import, allocation, a call, committed memory. One process, or ranks of ``iris run``.
 
-    python benchmarks/bench_host.py
-    iris run -n 4 benchmarks/bench_host.py
+python benchmarks/bench_host.py
+iris run -n 4 benchmarks/bench_host.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ IMPORT = "import time, torch; start = time.perf_counter(); import iris; print(ti
 
 def import_seconds(repeats=5):
     """Median time that importing iris adds to importing torch, in fresh processes."""
-    runs = [subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True) for _ in range(repeats)]
+    command = [sys.executable, "-c", IMPORT]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(repeats)]
     return statistics.median(float(run.stdout) for run in runs)
 
 
@@ -52,8 +53,9 @@ def main():
     allocation = microseconds(lambda: ctx.heap.allocate(1 << 16, torch.float16), 5000)
     during = exchanges
     barrier = microseconds(ctx.barrier, 200)
-    a, b = ctx.zeros(64, 64, dtype=torch.float16), torch.zeros(64 * ctx.get_num_ranks(), 64, dtype=torch.float16, device=device)
-    out, bias = torch.zeros(64, 64, dtype=torch.float16, device=device), torch.zeros(64, dtype=torch.float16, device=device)
+    like = {"dtype": torch.float16, "device": device}
+    a, b = ctx.zeros(64, 64, **like), torch.zeros(64 * ctx.get_num_ranks(), 64, **like)
+    out, bias = torch.zeros(64, 64, **like), torch.zeros(64, **like)
     config = FusedConfig(64, 64, 64, num_warps=4)
     ctx.ops.all_gather_matmul(out, a, b, bias, config=config)
     launch.start = lambda *args, **kwargs: None

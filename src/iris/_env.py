@@ -62,9 +62,9 @@ _ALL = (
     Variable(
         "IRIS_RUNTIME",
         "auto",
-        "auto, gpu, cpu or sim",
+        "auto, gpu or cpu",
         "Where ranks run. auto takes gpu when a GPU is visible and cpu otherwise.",
-        _choice("auto", "gpu", "cpu", "sim"),
+        _choice("auto", "gpu", "cpu"),
     ),
     Variable(
         "IRIS_LOG_LEVEL",

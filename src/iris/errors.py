@@ -71,7 +71,7 @@ class WaitRecord:
 
     Attributes:
         rank: the rank whose program gave up.
-        kernel: name of the kernel, or a list of the candidates when several were in flight.
+        kernel: name of the kernel, empty when it gave none.
         flag: name of the tensor that holds the flag and the element index, or an address.
         wanted: the value the program waited for.
         seen: the last value it read.
@@ -88,9 +88,10 @@ class WaitRecord:
     program: int
 
     def __str__(self) -> str:
+        kernel = f"kernel {self.kernel}" if self.kernel else "a kernel of the program"
         writer = f"rank {self.peer}" if self.peer >= 0 else "a peer"
         return (
-            f"rank {self.rank}, kernel {self.kernel}, program {self.program}: waited for {self.flag} to reach "
+            f"rank {self.rank}, {kernel}, program {self.program}: waited for {self.flag} to reach "
             f"{self.wanted}, last saw {self.seen}; {writer} was expected to write it"
         )
 

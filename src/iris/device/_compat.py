@@ -16,6 +16,17 @@ constexpr_function = triton.constexpr_function
 _compiled_aggregate = getattr(triton, "aggregate", None) or core._aggregate
 
 
+@constexpr_function
+def constant(value):
+    """A compile-time value as a field of an aggregate: ``tl.constexpr``, or a plain number under the interpreter.
+
+    Interpreted kernels are Python, where ``tl.constexpr`` plus a block would be another ``tl.constexpr``.
+    """
+    if INTERPRETED.value:
+        return value.value if isinstance(value, tl.constexpr) else value
+    return tl.constexpr(value)
+
+
 class _Method:
     """Binds a device function to an instance, which the interpreter's function objects do not do by themselves."""
 

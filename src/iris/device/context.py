@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from iris.device import atomics, memory, signal
-from iris.device._compat import aggregate, constexpr_function
+from iris.device._compat import aggregate, constant, constexpr_function
 
 
 @aggregate
@@ -34,8 +34,8 @@ class DeviceContext:
 
     @constexpr_function
     def __init__(self, rank, world_size, heap_bases, context):
-        self.rank = tl.constexpr(rank)
-        self.world_size = tl.constexpr(world_size)
+        self.rank = constant(rank)
+        self.world_size = constant(world_size)
         self.heap_bases = heap_bases
         self.context = context
 

@@ -249,7 +249,8 @@ class State:
 
     def order(self, stream: Any) -> None:
         """Let ``stream`` go on after the latest call over the context's own flags, wherever that was made."""
-        if self._latest is not None and self._latest != stream:
+        # A capture begins with a synchronised device, and may not wait for a stream outside of it.
+        if self._latest is not None and self._latest != stream and not self._ctx.capturing():
             stream.wait_stream(self._latest)
         self._latest = stream
 

@@ -46,7 +46,7 @@ def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConf
     if problem.world_size == 1:
         return _plan("torch", None, "fallback", "one rank has nothing to gather, so PyTorch's matmul runs", problem)
     if problem.M <= PULL_ROWS:
-        reason = f"M={problem.M} is at most {PULL_ROWS}: the rows of A are few enough to be read again for each column of tiles"
+        reason = f"M={problem.M} is at most {PULL_ROWS}: so few rows of A may be read again for each column of tiles"
         return _plan("pull", fitted(target, problem), "heuristic", reason, problem)
     columns = -(-problem.N // 128)
     reason = f"pull would read A {columns} times over the links, so PyTorch gathers it once and multiplies"

@@ -39,6 +39,12 @@ class FusedConfig:
     num_warps: int = 8
     num_stages: int = 2
 
+    def __str__(self) -> str:
+        return (
+            f"tile {self.block_size_m}x{self.block_size_n}x{self.block_size_k}, group of {self.group_size_m}, "
+            f"{self.num_warps} warps, {self.num_stages} stages"
+        )
+
     def validate(self, world_size: int | None = None) -> None:
         """Check what does not depend on shapes or the machine.
 

@@ -104,8 +104,6 @@ class Iris(TensorFactory):
     def _choose_device(self) -> torch.device:
         if self.runtime == "cpu":
             return torch.device("cpu")
-        if self.runtime == "sim":
-            raise RuntimeConflict("IRIS_RUNTIME=sim makes contexts through the simulator, not through iris.iris()")
         count = torch.cuda.device_count()
         if count == 0:
             raise RuntimeConflict(
@@ -229,7 +227,8 @@ class Iris(TensorFactory):
     def barrier(self, stream: Any = None, group: Any = None) -> None:
         """Wait for the rank's launches (of ``stream``, default all), then for the other ranks of ``group``. Collective.
 
-        Memory of tensors that are gone on all ranks is free afterwards, when the group is the world.
+        Memory of tensors that are gone on all ranks is free afterwards, when the group is the world and ``stream`` is
+        None.
 
         Raises:
             CaptureError: a graph is being captured; ``device_barrier`` can be captured.
@@ -244,7 +243,8 @@ class Iris(TensorFactory):
             stream.synchronize()
         else:
             self._device_synchronize()
-        self._meet("barrier()", members.ranks)
+        # A block may be given out again only when no kernel of any stream can still use it.
+        self._meet("barrier()", members.ranks, frees=stream is None)
 
     def device_barrier(self, group: Any = None) -> None:
         """Barrier in the stream, without the host: what the ranks launch after it sees what they launched before it.
@@ -359,7 +359,7 @@ class Iris(TensorFactory):
         limit = f"within {self.wait_limit_s:g} s (three quarters of IRIS_TIMEOUT)"
         raise WaitTimeout(f"a wait did not end {limit}: " + "; ".join(map(str, records)) + others, tuple(records))
 
-    def _meet(self, tag: str, ranks: tuple[int, ...]) -> None:
+    def _meet(self, tag: str, ranks: tuple[int, ...], frees: bool = True) -> None:
         posts = self.exchange.all_gather(tag, (self.heap.state(), self._take_record()), ranks)
         records = [record for _, record in posts if record is not None]
         states = [state for state, _ in posts]
@@ -367,7 +367,7 @@ class Iris(TensorFactory):
             raise_for_divergence(
                 self.exchange.all_gather(f"{tag}: comparing heaps", self.heap.recent(), ranks), list(ranks)
             )
-        if len(ranks) == self.num_ranks:
+        if frees and len(ranks) == self.num_ranks:
             self.heap.settle(states)
         if records:
             self._raise_wait_timeout(records)
@@ -377,8 +377,12 @@ class Iris(TensorFactory):
         self._device_synchronize()
         self._meet("an allocation on a full heap", tuple(range(self.num_ranks)))
 
+    def capturing(self) -> bool:
+        """Whether the current stream is being captured in a graph."""
+        return self._torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
     def _refuse_capture(self, what: str, remedy: str) -> None:
-        if self._torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self.capturing():
             raise CaptureError(f"{what} needs the host and cannot be captured in a graph; {remedy}")
 
     def _device_synchronize(self) -> None:

@@ -168,9 +168,11 @@ class SymmetricHeap:
             self._reclaim()
             offset = self._blocks.allocate(nbytes, alignment)
         if offset is None:
+            elsewhere = self.reserved_bytes - self.used_bytes
+            dropped = f" ({elsewhere} of them dropped here but held by another rank)" if elsewhere else ""
             raise HeapExhausted(
                 f"rank {self.rank}: cannot allocate {wanted} bytes ({num_elements} x {dtype}) on the symmetric heap: "
-                f"{self.reserved_bytes} of {self.total_bytes} bytes are in use, the largest free block has "
+                f"{self.reserved_bytes} of {self.total_bytes} bytes are in use{dropped}, the largest free block has "
                 f"{self._blocks.largest}. Make the context with a larger heap: iris.iris(heap_size=...)"
             )
         allocation = Allocation(self._count, offset, nbytes, dtype, num_elements, site)

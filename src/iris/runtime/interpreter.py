@@ -298,11 +298,11 @@ def _execute(executor, *args, **kwargs) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """File and line of the innermost frame outside the interpreter and NumPy."""
+    """File and line of the innermost frame outside the interpreter, NumPy and the device API."""
     place, trace = "unknown line", error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not any(part in name for part in ("/triton/", "/numpy/", "/runtime/interpreter.py")):
+        if not any(part in name for part in ("/triton/", "/numpy/", "/iris/runtime/", "/iris/device/")):
             place = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place

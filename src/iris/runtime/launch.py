@@ -11,7 +11,7 @@ _AMD_ONLY = frozenset({"matrix_instr_nonkdim", "waves_per_eu", "kpack"})
 _NVIDIA_ONLY = frozenset({"maxnreg", "num_ctas"})
 _OPTIONS = _AMD_ONLY | _NVIDIA_ONLY | {"num_warps", "num_stages"}
 
-_names: list[str] = ["an unnamed kernel"]
+_names: list[str] = [""]
 _ids: dict[str, int] = {}
 
 
@@ -24,7 +24,7 @@ def kernel_id(name: str) -> int:
 
 
 def kernel_name(number: int) -> str:
-    """The name behind :func:`kernel_id`."""
+    """The name behind :func:`kernel_id`; empty for a kernel that gave none."""
     return _names[number] if 0 <= number < len(_names) else _names[0]
 
 

@@ -89,7 +89,7 @@ def _leave_out_gpu_tests(config, items):
         reason = "no GPU is visible"
     else:
         return
-    config.stash[_left_out] = f"{len(left_out)} tests that need a GPU are left out: {reason}"
+    config.stash[_left_out] = f"tests that need a GPU are left out, {len(left_out)} here: {reason}"
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 

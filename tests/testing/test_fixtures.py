@@ -62,7 +62,7 @@ def test_worlds_follow_each_other(pytest_in):
     assert re.findall(r"::(\S+)", text) == [
         "test_plain", "test_any[2]", "test_last[2]", "test_own[2]", "test_any[3]", "test_last[3]", "test_own[5]",
     ]  # fmt: skip
-    assert "1 tests that need a GPU are left out: run them with -m gpu" in text
+    assert "tests that need a GPU are left out, 1 here: run them with -m gpu" in text
 
 
 def test_a_plain_run_is_on_the_cpu(pytest_in):
@@ -83,7 +83,7 @@ def test_asking_for_gpu_tests_without_a_gpu_is_no_success(pytest_in, options):
     code, text = pytest_in(*options)
     assert code == pytest.ExitCode.NO_TESTS_COLLECTED, text
     # test_gpu, and test_any and test_last with four worlds each.
-    assert "9 tests that need a GPU are left out: no GPU is visible" in text
+    assert "tests that need a GPU are left out, 9 here: no GPU is visible" in text
 
 
 def test_bad_options_are_refused(pytest_in):

@@ -1,10 +1,7 @@
-"""The pool of rank processes: results, errors of ranks, ranks that die or hang, and what is left afterwards."""
+"""The pool of rank processes: results, what travels, and errors that bodies raise."""
 
 import os
-import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from dataclasses import dataclass
@@ -14,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from iris.errors import WaitRecord, WaitTimeout
-from iris.testing import RankDied, RankHung, RankPool, RanksFailed
+from iris.testing import RankPool, RanksFailed
 
 
 @pytest.fixture(scope="module")
@@ -211,112 +208,6 @@ def test_expecting_gives_values_too_and_new_ranks_when_they_differ(pool):
     assert set(before).isdisjoint(pool.run(body_pids, context=None))
 
 
-def body_dies(rank, world_size, how):
-    print(f"last words of rank {rank}")
-    if rank == 1:
-        if how == "exit":
-            os._exit(3)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return rank
-
-
-@pytest.mark.parametrize(("how", "status"), [("exit", "exit status 3"), ("kill", "signal SIGKILL")])
-def test_a_rank_that_dies_is_named_and_the_pool_works_on(pool, how, status):
-    with pytest.raises(RanksFailed) as caught:
-        pool.run(body_dies, how, context=None)
-    text = str(caught.value)
-    assert text.startswith("body_dies failed on rank 1 of 3; ranks 0, 2 returned")
-    assert f"the process of rank 1 ended with {status}" in text
-    assert "last words of rank 1" in text
-    assert type(caught.value.errors[1]) is RankDied
-    assert type(pool.run_expecting(body_dies, how, context=None)[1].error) is RankDied
-    assert pool.run(body_place, context=None) == [0, 10, 20]
-
-
-def body_waits_in_vain(rank, world_size):
-    if rank == 0:
-        raise ValueError("planted")
-    dist.barrier()
-
-
-def test_ranks_that_wait_for_a_failed_one_do_not_use_up_the_time():
-    with RankPool(2) as pool:
-        start = time.monotonic()
-        with pytest.raises(RanksFailed, match="rank 1 did not end within 5 s after rank 0 had failed") as caught:
-            pool.run(body_waits_in_vain, context=None, timeout=60)
-        assert time.monotonic() - start < 30
-        assert type(caught.value.errors[0]) is ValueError
-        assert type(caught.value.errors[1]) is RankHung
-        assert "in body_waits_in_vain" in str(caught.value)
-
-
-def body_hangs(rank, world_size, which):
-    print(f"rank {rank} was here")
-    while rank == which:
-        time.sleep(0.01)
-    return os.getpid()
-
-
-@pytest.mark.parametrize("method", ["run", "run_expecting"])
-def test_a_rank_that_hangs_is_named_with_its_stack(pool, method):
-    pids = pool.run(body_hangs, None, context=None)
-    start = time.monotonic()
-    with pytest.raises(RanksFailed) as caught:
-        getattr(pool, method)(body_hangs, 2, context=None, timeout=3)
-    assert 3 <= time.monotonic() - start < 15
-    text = str(caught.value)
-    assert text.startswith("body_hangs failed on rank 2 of 3; ranks 0, 1 returned")
-    assert "rank 2 did not end within 3 s; its stack:" in text
-    assert "in body_hangs" in text
-    assert "rank 2 was here" in text
-    assert type(caught.value.errors[2]) is RankHung
-    wait_until(lambda: not any(map(alive, pids)))
-    assert pool.run(body_place, context=None) == [0, 10, 20]
-
-
-def test_a_rank_that_died_between_bodies_is_replaced(pool):
-    pids = pool.run(body_pids, context=None)
-    os.kill(pids[1], signal.SIGKILL)
-    # Gone and not only ended: the threads of an ended process may still hold its socket open for a moment.
-    wait_until(lambda: not os.path.exists(f"/proc/{pids[1]}"))
-    assert pool.run(body_place, context=None) == [0, 10, 20]
-
-
-def body_destroys_the_group(rank, world_size):
-    dist.destroy_process_group()
-
-
-def test_a_body_may_destroy_the_process_group(pool):
-    pool.run(body_destroys_the_group, context=None)
-    assert pool.run(body_place, context=None) == [0, 10, 20]
-
-
-def body_sleeps(rank, world_size):
-    time.sleep(60)
-
-
-class Interrupted(BaseException):
-    pass
-
-
-def interrupt(*_):
-    raise Interrupted
-
-
-def test_an_interrupted_run_ends_the_ranks(pool):
-    pids = pool.run(body_pids, context=None)
-    # The time limit of a test and Ctrl-C arrive like this.
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    try:
-        with pytest.raises(Interrupted):
-            pool.run(body_sleeps, context=None)
-    finally:
-        signal.signal(signal.SIGALRM, previous)
-    wait_until(lambda: not any(map(alive, pids)))
-    assert pool.run(body_place, context=None) == [0, 10, 20]
-
-
 class Bodies:
     @staticmethod
     def place(rank, world_size):
@@ -346,60 +237,3 @@ def test_bad_arguments_of_a_pool():
 def test_variables_reach_the_ranks():
     with RankPool(2, env={"TRACE": "given"}) as pool:
         assert [seen for seen, *_ in pool.run(body_sees_traces, context=None)] == ["given"] * 2
-
-
-def body_descendants(rank, world_size):
-    child = subprocess.Popen(["sleep", "600"])
-    return os.getpid(), os.getppid(), child.pid
-
-
-def test_nothing_is_left_after_close(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    pool = RankPool(2)
-    pids = [pid for three in pool.run(body_descendants, context=None) for pid in three]
-    assert all(map(alive, pids))
-    assert list(tmp_path.iterdir())
-    pool.close()
-    wait_until(lambda: not any(map(alive, pids)))
-    assert not list(tmp_path.iterdir())
-
-
-PROGRAM = """
-    import os, signal
-    from iris.testing import RankPool
-
-    def body(rank, world_size):
-        return os.getpid()
-
-    if __name__ == "__main__":
-        pool = RankPool(2)
-        print(*pool.run(body, context=None), flush=True)
-        {end}
-"""
-
-
-@pytest.mark.parametrize("end", ["pass", "os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_ranks_end_with_their_parent_however_it_ends(tmp_path, end):
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM.format(end=end)))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    result = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=60)
-    pids = [int(word) for word in result.stdout.split()]
-    assert len(pids) == 2, result.stderr
-    wait_until(lambda: not any(map(alive, pids)))
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not collected does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)

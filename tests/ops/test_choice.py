@@ -1,0 +1,169 @@
+"""The plan of an all-gather + matmul on targets that are not here: algorithm, tiles that fit, reasons."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iris import _target
+from iris.errors import ArgumentError, UnsupportedError
+from iris.ops.arguments import FLOATS, Problem
+from iris.ops.choice import ALGORITHMS, PULL_ROWS, choose, fitted, precision
+from iris.ops.config import FusedConfig
+from iris.tuning.plan import SOURCES
+
+TARGETS = [_target.by_arch(arch) for arch in _target.compiled_archs()]
+REFUSAL = "PyTorch has no int8 matmul"
+HALF = torch.bfloat16
+
+
+def problem(M=64, N=4096, K=8192, a=HALF, b=None, out=HALF, world=8, gather_dim=1):
+    return Problem(M, N, K, a, b or a, out, world, gather_dim, None, "NN")
+
+
+def context(target):
+    return SimpleNamespace(target=target)
+
+
+def plan(target=TARGETS[0], algorithm=None, config=None, refuses="", **sizes):
+    return choose(context(target), problem(**sizes), algorithm, config, refuses)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.arch)
+def test_few_rows_are_pulled_and_many_are_gathered_first(target):
+    for rows in (1, 64, PULL_ROWS):
+        few = plan(target, M=rows)
+        assert (few.algorithm, few.source) == ("pull", "heuristic")
+        assert f"M={rows} " in few.reason
+        assert few.config == fitted(target, problem(M=rows))
+    for rows in (PULL_ROWS + 1, 4096):
+        many = plan(target, M=rows)
+        assert (many.algorithm, many.source, many.config) == ("torch", "fallback", None)
+        assert "32 times" in many.reason, "4096 columns are 32 tiles of 128"
+
+
+def test_what_torch_cannot_do_is_pulled():
+    got = plan(M=4096, refuses=REFUSAL)
+    assert (got.algorithm, got.source, got.reason) == ("pull", "heuristic", REFUSAL)
+    assert got.config is not None
+
+
+def test_one_rank_multiplies_with_torch():
+    assert plan(world=1).algorithm == "torch"
+    assert plan(world=1, refuses=REFUSAL).algorithm == "pull"
+
+
+def test_the_interpreter_runs_the_kernel():
+    """What is tested without a GPU is the kernel that runs on one."""
+    for sizes in ({"M": 1}, {"M": 4096}, {"world": 1}):
+        got = plan(_target.INTERPRETER, **sizes)
+        assert got.algorithm == "pull"
+        assert "interpreter" in got.reason
+
+
+def test_the_caller_decides():
+    mine = FusedConfig(64, 64, 32, num_warps=4)
+    assert plan(algorithm="torch", M=1).algorithm == "torch"
+    assert plan(algorithm="pull", M=4096).config == fitted(TARGETS[0], problem(M=4096))
+    for algorithm in (None, "pull"):
+        got = plan(algorithm=algorithm, config=mine, M=4096)
+        assert (got.algorithm, got.config, got.source) == ("pull", mine, "user")
+    assert plan(algorithm="torch").source == plan(algorithm="pull").source == "user"
+
+
+def test_every_plan_says_for_what_and_why():
+    plans = [plan(), plan(M=4096), plan(world=1), plan(algorithm="pull"), plan(algorithm="torch"), plan(refuses="why")]
+    for got in plans:
+        assert got.operation == "all_gather_matmul"
+        assert got.algorithm in ALGORITHMS
+        assert got.source in SOURCES
+        assert got.reason
+        assert "x4096x8192 bfloat16" in got.problem
+        assert got.speedup is None, "nothing was measured"
+
+
+def test_what_the_caller_cannot_have():
+    with pytest.raises(
+        ArgumentError, match="algorithm 'ring' is not known for all_gather_matmul; possible: torch, pull"
+    ):
+        plan(algorithm="ring")
+    with pytest.raises(ArgumentError, match="takes no config"):
+        plan(algorithm="torch", config=FusedConfig())
+    with pytest.raises(UnsupportedError, match=f"{REFUSAL}; 'pull' can"):
+        plan(algorithm="torch", refuses=REFUSAL)
+
+
+def test_a_configuration_that_is_too_big_for_the_machine():
+    big = FusedConfig(256, 256, 64, num_stages=2)
+    with pytest.raises(ArgumentError) as caught:
+        plan(_target.KNOWN["mi300x"], config=big)
+    text = str(caught.value)
+    for part in ("needs 131072 bytes", "gfx942 has 65536", "num_stages=2", "block_size_k=64", "256x256"):
+        assert part in text
+    assert plan(_target.KNOWN["h200"], config=big).config == big
+    # The interpreter has no such limit.
+    assert plan(_target.INTERPRETER, config=big).config == big
+
+
+@given(
+    target=st.sampled_from(TARGETS + [_target.INTERPRETER]),
+    a=st.sampled_from([*FLOATS, torch.int8, torch.float8_e4m3fn]),
+    mixed=st.booleans(),
+    sizes=st.tuples(st.integers(0, 1 << 16), st.integers(0, 1 << 16), st.integers(0, 1 << 16)),
+    world=st.integers(1, 9),
+    gather_dim=st.sampled_from([0, 1]),
+    shared=st.sampled_from([None, 48 << 10]),
+)
+def test_fitted_tiles_are_valid_and_fit(target, a, mixed, sizes, world, gather_dim, shared):
+    if shared is not None and target.compiled:
+        target = replace(target, shared_memory_bytes=shared)
+    b = torch.float8_e5m2 if mixed and a == torch.float8_e4m3fn else a
+    M, N, K = sizes
+    asked = problem(M * world if gather_dim == 0 else M, N, K * world if gather_dim == 1 else K, a, b, world=world)
+    asked = replace(asked, gather_dim=gather_dim)
+    config = fitted(target, asked)
+    config.validate(world)
+    # Two fp8 dtypes are widened to fp16 on their way.
+    width = 2 if a != b else a.itemsize
+    assert config.shared_memory_bytes(width, width) <= target.shared_memory_bytes
+    # No more than half of a tile's rows are wasted, down to the least that a matrix instruction takes.
+    assert config.block_size_m == 16 or config.block_size_m < 2 * M
+    assert config.block_size_n <= 64 or config.block_size_n < 2 * N
+    # Each group of warps has work.
+    assert config.block_size_m * config.block_size_n >= 64 * config.num_warps or not target.compiled or N <= 16
+
+
+def test_rows_are_those_of_a_shard():
+    """Gathered along M, no tile crosses two shards."""
+    whole = fitted(TARGETS[2], problem(M=128, gather_dim=1))
+    shard = fitted(TARGETS[2], problem(M=128, gather_dim=0))
+    assert (whole.block_size_m, shard.block_size_m) == (128, 16)
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed", "wanted"),
+    [
+        ("highest", None, "ieee"),
+        ("high", None, "tf32"),
+        ("medium", None, "tf32"),
+        ("highest", True, "tf32"),
+        ("high", False, "ieee"),
+    ],
+)
+def test_float32_follows_torch_unless_the_configuration_says(setting, allowed, wanted):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(setting)
+    try:
+        config = FusedConfig(allow_tf32=allowed)
+        assert precision(_target.KNOWN["h200"], torch.float32, config) == wanted
+        if allowed is None:
+            assert precision(_target.KNOWN["h200"], torch.float32, None) == wanted
+        # Only NVIDIA's matrix units have it, and only for float32.
+        assert precision(_target.KNOWN["mi300x"], torch.float32, config) == "ieee"
+        assert precision(_target.INTERPRETER, torch.float32, config) == "ieee"
+        assert precision(_target.KNOWN["h200"], HALF, config) == "ieee"
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -30,10 +30,42 @@ def translate(pointer, from_rank, to_rank, heap_bases):
     return pointer + tl.multiple_of(elements, 16)
 
 
+@constexpr_function
+def _extents(hint):
+    """Number of entries of a hint: 0 for None, 1 for an int."""
+    if hint is None:
+        return 0
+    return 1 if isinstance(hint, int) else len(hint)
+
+
+@constexpr_function
+def _extent(hint, dimension):
+    # A tuple is Triton's own type here in some releases, and so are its entries.
+    extent = hint if isinstance(hint, int) else hint[dimension]
+    return getattr(extent, "value", extent)
+
+
 @triton.jit
 def hinted(pointer, hint: tl.constexpr):
-    """``pointer`` with the caller's word that blocks of ``hint`` elements are contiguous and aligned."""
-    if hint is None:
+    """``pointer`` with the caller's word that blocks of ``hint`` elements are contiguous and aligned.
+
+    Args:
+        hint: None, an int for blocks of one dimension, or a tuple with an int for each of up to three dimensions.
+    """
+    extents: tl.constexpr = _extents(hint)
+    tl.static_assert(extents <= 3, "hint must be None, an int, or a tuple of up to three ints")
+    # Written out: Triton 3.6 does not take a constexpr tuple as a whole.
+    if extents == 0:
         return pointer
+    elif extents == 1:
+        first: tl.constexpr = _extent(hint, 0)
+        return tl.max_contiguous(tl.multiple_of(pointer, first), first)
+    elif extents == 2:
+        rows: tl.constexpr = _extent(hint, 0)
+        columns: tl.constexpr = _extent(hint, 1)
+        return tl.max_contiguous(tl.multiple_of(pointer, (rows, columns)), (rows, columns))
     else:
-        return tl.max_contiguous(tl.multiple_of(pointer, hint), hint)
+        one: tl.constexpr = _extent(hint, 0)
+        two: tl.constexpr = _extent(hint, 1)
+        three: tl.constexpr = _extent(hint, 2)
+        return tl.max_contiguous(tl.multiple_of(pointer, (one, two, three)), (one, two, three))

@@ -11,8 +11,8 @@ _settle()
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError  # noqa: E402
 from importlib.metadata import version as _version  # noqa: E402
 
-from iris import errors  # noqa: E402
-from iris.device import _asm as device_utils  # noqa: E402
+from iris import errors, hip, logging, ops  # noqa: E402
+from iris.device import clock as device_utils  # noqa: E402
 from iris.device import signal  # noqa: E402
 from iris.device.atomics import (  # noqa: E402
     atomic_add,
@@ -28,7 +28,7 @@ from iris.device.atomics import (  # noqa: E402
 from iris.device.context import DeviceContext  # noqa: E402
 from iris.device.memory import copy, get, load, put, store  # noqa: E402
 from iris.errors import IrisError  # noqa: E402
-from iris.runtime.context import Iris, iris  # noqa: E402
+from iris.runtime.context import Iris, get_device_id_for_rank, iris  # noqa: E402
 from iris.runtime.logs import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level  # noqa: E402
 from iris.runtime.tensors import CUDAArrayInterface, tensor_from_ptr  # noqa: E402
 from iris.runtime.timing import do_bench  # noqa: E402
@@ -70,9 +70,13 @@ __all__ = [
     "do_bench",
     "errors",
     "get",
+    "get_device_id_for_rank",
+    "hip",
     "iris",
     "load",
     "logger",
+    "logging",
+    "ops",
     "put",
     "set_logger_level",
     "signal",

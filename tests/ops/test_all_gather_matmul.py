@@ -537,3 +537,86 @@ def body_eight(ctx):
 @pytest.mark.parametrize("count", [5, 8])
 def test_more_ranks(ranks, count):
     ranks(count).run(body_eight)
+
+
+def body_far_apart(ctx):
+    """Rows 2**31 elements apart: offsets do not fit in 32 bits. Only the pages that are touched cost memory."""
+    rank, world, device, far = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device(), 2**31
+    whole = ctx.empty(far + 64, dtype=torch.int8)
+    a = whole.as_strided((2, 16), (far, 1))
+    shards = [random_tensor((2, 16), torch.int8, seed=3, rank=r) for r in range(world)]
+    a.copy_(shards[rank].to(device))
+    b = torch.empty(far + 16 * world, dtype=torch.int8, device=device).as_strided((16 * world, 2), (1, far))
+    b_host = random_tensor((16 * world, 2), torch.int8, seed=4, rank=0)
+    b.copy_(b_host.to(device))
+    out = torch.empty(far + 64, dtype=torch.int32, device=device).as_strided((2, 2), (far, 1))
+    out.fill_(-1)
+    ctx.ops.all_gather_matmul(out, a, b, config=SMALL)
+    check(ctx, out, shards, b_host, integers=True)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_offsets_past_the_largest_int32(ranks, count):
+    ranks(count).run(body_far_apart, context=(2 << 30) + (1 << 20))
+
+
+def body_torch_compile(ctx):
+    def step(a, b, bias):
+        out = torch.empty(a.shape[0], b.shape[1], device=a.device)
+        ctx.ops.all_gather_matmul(out, a, b, bias)
+        return out * 2
+
+    compiled = torch.compile(step, backend="eager")
+    for M in (8, 8, 24):
+        _out, a, b, shards, b_host = problem(ctx, M, 12, 16 * ctx.get_num_ranks(), torch.float32, integers=True)
+        bias = torch.arange(12.0, device=ctx.get_device())
+        got = compiled(a, b, bias)
+        ctx.synchronize()
+        assert_bitwise_equal(got.cpu().double(), 2 * reference(shards, b_host, bias.cpu()))
+        ctx.barrier()
+
+
+def test_under_torch_compile(ranks):
+    ranks(2).run(body_torch_compile)
+
+
+def body_other_workspace(ctx):
+    device, world = ctx.get_device(), ctx.get_num_ranks()
+    a, b = ctx.zeros(32, 16, dtype=torch.float32), torch.zeros(16 * world, 16, device=device)
+    workspace = iris.ops.all_gather_matmul_preamble(ctx, a, b, SMALL)
+    half = ctx.zeros(32, 16, dtype=torch.float16)
+
+    def call(out_dtype, a_given, b_given, **kwargs):
+        out = torch.zeros(32, 16, dtype=out_dtype, device=device)
+        return lambda: ctx.ops.all_gather_matmul(out, a_given, b_given, workspace=workspace, **kwargs)
+
+    expect(ArgumentError, "dtype is torch.float32", "torch.float16")(call(torch.float16, half, b.half(), config=SMALL))
+    expect(ArgumentError, "variant is pull", "torch")(call(torch.float32, a, b, algorithm="torch"))
+    call(torch.float32, a, b, config=SMALL)()
+    workspace.clear()
+    expect(ArgumentError, "not prepared")(call(torch.float32, a, b, config=SMALL))
+    ctx.barrier()
+
+
+def test_a_workspace_of_another_kind_is_refused(ranks, world):
+    ranks(world).run(body_other_workspace)
+
+
+def body_one_has_a_workspace(rank, world_size):
+    """One rank gives a workspace and the other does not: an error on both, in time."""
+    os.environ["IRIS_TIMEOUT"] = "3"
+    try:
+        ctx = iris.iris(1 << 20)
+        a, b = ctx.zeros(16, 16), torch.zeros(32, 8, device=ctx.get_device())
+        out = torch.zeros(16, 8, device=ctx.get_device())
+        workspace = iris.ops.all_gather_matmul_preamble(ctx, a, b)
+        with pytest.raises(IrisError, match="workspace is given on rank 0, none on rank 1"):
+            ctx.ops.all_gather_matmul(out, a, b, workspace=workspace if rank == 0 else None)
+        ctx.barrier()
+    finally:
+        del os.environ["IRIS_TIMEOUT"]
+
+
+def test_a_workspace_on_one_rank_only(ranks):
+    ranks(2).run(body_one_has_a_workspace, context=None)

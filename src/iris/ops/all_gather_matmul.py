@@ -94,6 +94,17 @@ def all_gather_matmul(
         RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
         NotAMemberError: the caller is not in ``group``.
     """
+    if torch.compiler.is_compiling():
+        # The call breaks the graph: what it does on the host cannot be traced.
+        run = torch._dynamo.disable(_all_gather_matmul)
+    else:
+        run = _all_gather_matmul
+    return run(ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group)
+
+
+def _all_gather_matmul(
+    ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group
+) -> FusedWorkspace:
     members = ctx.resolve_group(group)
     state = _state(ctx)
     key = (

@@ -111,7 +111,7 @@ class Iris(TensorFactory):
                 "`iris doctor` says what is missing, IRIS_RUNTIME=cpu runs without one"
             )
         if "LOCAL_RANK" in os.environ:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % count)
+            torch.cuda.set_device(get_device_id_for_rank(int(os.environ["LOCAL_RANK"])))
         return torch.device("cuda", torch.cuda.current_device())
 
     def _choose_target(self, on_gpu: bool) -> _target.Target:
@@ -413,6 +413,11 @@ def iris(heap_size: int = 1 << 30, allocator_type: str = "torch", copy_engine: s
         RuntimeConflict: the gpu runtime was asked for and there is no GPU.
     """
     return Iris(heap_size, allocator_type, copy_engine)
+
+
+def get_device_id_for_rank(local_rank: int) -> int:
+    """Index of the GPU of a rank: its local rank modulo the number of visible GPUs; 0 without GPUs."""
+    return local_rank % max(1, torch.cuda.device_count())
 
 
 class _Owner:

@@ -192,6 +192,10 @@ class SymmetricHeap:
         address = tensor.untyped_storage().data_ptr()
         return self.base <= address < self.base + self.region.nbytes
 
+    def translate(self, address: int, from_rank: int, to_rank: int) -> int:
+        """The address on ``to_rank`` of what ``address`` is on ``from_rank``, both as mapped in this process."""
+        return address + self.region.bases[to_rank] - self.region.bases[from_rank]
+
     def describe(self, address: int) -> str:
         """Which allocation an own address lies in, for messages."""
         offset = address - self.base - self.reserved

@@ -21,6 +21,7 @@ def pool():
 
 
 def body_place(rank, world_size):
+    assert dist.get_rank() == rank
     return rank * 10
 
 
@@ -151,11 +152,17 @@ def test_nothing_is_left_after_close(tmp_path, monkeypatch):
 
 
 PROGRAM = """
-    import os, signal
+    import os, signal, threading, time
     from iris.testing import RankPool
 
     def body(rank, world_size):
         return os.getpid()
+
+    def busy(rank, world_size):
+        time.sleep(600)
+
+    def kill():
+        os.kill(os.getpid(), signal.SIGKILL)
 
     if __name__ == "__main__":
         pool = RankPool(2)
@@ -164,7 +171,10 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("end", ["pass", "os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+IN_A_BODY = "threading.Timer(0.5, kill).start(); pool.run(busy, context=None)"
+
+
+@pytest.mark.parametrize("end", ["pass", "os._exit(1)", IN_A_BODY], ids=["exit", "_exit", "killed in a body"])
 def test_ranks_end_with_their_parent_however_it_ends(tmp_path, end):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM.format(end=end)))

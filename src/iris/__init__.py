@@ -38,7 +38,7 @@ Context = DeviceContext
 Iris.services.update(
     device_barrier="iris.x.barrier:DeviceBarrier",
     ops="iris.ops:OpsNamespace",
-    all_gather_matmul_state="iris.ops.all_gather_matmul:State",
+    all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",
 )
 
 try:

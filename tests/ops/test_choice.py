@@ -136,6 +136,13 @@ def test_fitted_tiles_are_valid_and_fit(target, a, mixed, sizes, world, gather_d
     assert config.block_size_m * config.block_size_n >= 64 * config.num_warps or not target.compiled or N <= 16
 
 
+def test_less_shared_memory_costs_stages_first():
+    """A tile that is smaller reads A more often; a stage less hides a little less of one read."""
+    whole = fitted(_target.KNOWN["h200"], problem(M=4096))
+    less = replace(_target.KNOWN["h200"], shared_memory_bytes=whole.shared_memory_bytes(2, 2) - 1)
+    assert fitted(less, problem(M=4096)) == replace(whole, num_stages=whole.num_stages - 1)
+
+
 def test_rows_are_those_of_a_shard():
     """Gathered along M, no tile crosses two shards."""
     whole = fitted(TARGETS[2], problem(M=128, gather_dim=1))

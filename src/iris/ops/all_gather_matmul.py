@@ -32,23 +32,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from iris.errors import ArgumentError, IrisError
 from iris.ops import arguments
+from iris.ops._all_gather_matmul_call import OPERATION, State, checked, make_workspace
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops.arguments import Problem
-from iris.ops.choice import choose, precision
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import launch
-from iris.runtime.groups import Group
 from iris.tuning import Plan
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
-OPERATION = "all_gather_matmul"
 _KERNEL = launch.kernel_id(f"{OPERATION}/pull")
-_FLAG_STRIDE = 32
 # PyTorch 2.13 renamed it.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -76,8 +72,8 @@ def all_gather_matmul(
             float16, bfloat16, int8 or fp8.
         B: (K, N) of A's dtype (two fp8 dtypes may mix).
         bias: (N,), added to every row, or two-dimensional and broadcast to (M, N); None for none.
-        async_op: return at launch; ``workspace.wait()`` orders the current stream after the operation. Otherwise
-            what follows in the current stream sees the result and may overwrite A.
+        async_op: return at launch; ``workspace.wait()`` orders the current stream after the operation, and the tensors
+            must live until then. Otherwise what follows in the current stream sees the result and may overwrite A.
         config: tiles and launch parameters of the kernel; None lets the operation choose.
         workspace: from :func:`all_gather_matmul_preamble` or an earlier call; None uses the context's own flags, which
             puts calls in order even when they are made on different streams. Calls that are to overlap need workspaces
@@ -94,11 +90,10 @@ def all_gather_matmul(
         RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
         NotAMemberError: the caller is not in ``group``.
     """
+    run: Any = _all_gather_matmul
     if torch.compiler.is_compiling():
         # The call breaks the graph: what it does on the host cannot be traced.
-        run = torch._dynamo.disable(_all_gather_matmul)
-    else:
-        run = _all_gather_matmul
+        run = torch.compiler.disable(run)
     return run(ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group)
 
 
@@ -172,171 +167,7 @@ def explain(
 ) -> Plan:
     """The plan that :func:`all_gather_matmul` would follow with these arguments; runs nothing. Local."""
     members = ctx.resolve_group(group)
-    return _checked(ctx, members, output_tensor, A_sharded, B, bias, algorithm, config, gather_dim, group).plan
-
-
-class Call:
-    """A checked combination of arguments, its plan, and what every launch of it needs."""
-
-    def __init__(self, ctx: Iris, problem: Problem, plan: Plan, out, a, b, bias):
-        self.problem = problem
-        self.plan = plan
-        self.grid = _grid(ctx, problem, plan)
-        self.precision = precision(ctx.target, a.dtype, plan.config)
-        self._out_bytes = arguments.span_bytes(out)
-        self._input_bytes = [arguments.span_bytes(t) if t is not None else 0 for t in (a, b, bias)]
-
-    def check_overlap(self, out, a, b, bias) -> None:
-        """Raise ArgumentError when ``out`` shares memory with an input, which is still read while out is written."""
-        start = out.data_ptr()
-        end = start + self._out_bytes
-        for name, tensor, nbytes in zip(("A_sharded", "B", "bias"), (a, b, bias), self._input_bytes, strict=True):
-            if nbytes and tensor.data_ptr() < end and start < tensor.data_ptr() + nbytes:
-                raise ArgumentError(f"output_tensor overlaps {name} in memory; give it memory of its own")
-
-    def require(self, workspace: FusedWorkspace, members: Group) -> None:
-        """Raise ArgumentError unless ``workspace`` was made for such a call."""
-        workspace.require(
-            operation=OPERATION,
-            shape=(self.problem.M, self.problem.N, self.problem.K),
-            dtype=self.problem.a_dtype,
-            world_size=members.size,
-            group=members,
-            variant=self.plan.algorithm,
-        )
-
-
-class State:
-    """What a context remembers of this operation: agreed calls, workspaces, reported plans."""
-
-    def __init__(self, ctx: Iris):
-        self._ctx = ctx
-        self._calls: dict[tuple, Call] = {}
-        self._forgotten = 0
-        self._workspaces: dict[tuple, FusedWorkspace] = {}
-        self._reported: set[Plan] = set()
-        self._latest: Any = None
-
-    def recall(self, key: tuple) -> Call | None:
-        """The call of these arguments, when the ranks have agreed on it and need not again."""
-        agreement = self._ctx.agreement
-        if self._forgotten != agreement.forgotten or len(self._calls) > 4 * agreement.KEPT:
-            self._calls.clear()
-            self._forgotten = agreement.forgotten
-        return self._calls.get(key) if agreement.mode() != "always" else None
-
-    def remember(self, key: tuple, call: Call) -> None:
-        """Keep a call that :meth:`agree` returned."""
-        self._calls[key] = call
-
-    def agree(self, members, out, a, b, bias, algorithm, config, workspace, gather_dim, group, preamble=False) -> Call:
-        """Check the arguments and compare them across the group. Collective over the group.
-
-        Raises:
-            IrisError: what is wrong here.
-            RankMismatch: what is wrong on another rank, or what differs.
-        """
-        error: IrisError | None = None
-        call = None
-        try:
-            call = _checked(self._ctx, members, out, a, b, bias, algorithm, config, gather_dim, group)
-            call.check_overlap(out, a, b, bias)
-            if workspace is not None:
-                call.require(workspace, members)
-        except IrisError as caught:
-            error = caught
-        facts = _facts(self._ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, preamble)
-        self._ctx.agreement.reach(OPERATION, members, facts, error)
-        assert call is not None  # reach() raises the error
-        return call
-
-    def workspace(self, call: Call, members: Group) -> FusedWorkspace:
-        """The workspace for such calls over the context's own flags."""
-        problem = call.problem
-        key = (problem.M, problem.N, problem.K, problem.a_dtype, problem.gather_dim, members.ranks, call.plan.algorithm)
-        if key not in self._workspaces:
-            self._workspaces[key] = _empty_workspace(call, members, self._ctx.pair_flags, self._ctx.pair_counters)
-        return self._workspaces[key]
-
-    def order(self, stream: Any) -> None:
-        """Let ``stream`` go on after the latest call over the context's own flags, wherever that was made."""
-        # A capture begins with a synchronised device, and may not wait for a stream outside of it.
-        if self._latest is not None and self._latest != stream and not self._ctx.capturing():
-            stream.wait_stream(self._latest)
-        self._latest = stream
-
-    def report(self, plan: Plan) -> None:
-        """Log a plan once."""
-        if plan not in self._reported:
-            self._reported.add(plan)
-            self._ctx.info(str(plan))
-
-
-def _checked(ctx: Iris, members: Group, out, a, b, bias, algorithm, config, gather_dim, group) -> Call:
-    problem = check(ctx, out, a, b, bias, members.size, gather_dim)
-    if config is not None:
-        config.validate(members.size)
-    plan = choose(ctx, problem, algorithm, config, _torch_refuses(problem, members, group, ctx))
-    if members.size > 1:
-        arguments.check_symmetric(ctx, "A_sharded", a)
-    return Call(ctx, problem, plan, out, a, b, bias)
-
-
-def check(ctx: Iris, out: Any, a: Any, b: Any, bias: Any, world_size: int, gather_dim: int) -> Problem:
-    """The problem that the arguments pose.
-
-    Raises:
-        ArgumentError, DeviceMismatch, UnsupportedError: says what was wrong, what was given and what is possible.
-    """
-    if gather_dim not in (0, 1):
-        raise ArgumentError(f"gather_dim must be 1 (A sharded along K) or 0 (A sharded along M), got {gather_dim!r}")
-    for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b)):
-        arguments.check_matrix(ctx, name, tensor)
-    (rows, columns), (K, N) = a.shape, b.shape
-    if gather_dim == 1 and columns * world_size != K:
-        hint = "; A sharded along M is asked for with gather_dim=0" if columns == K else ""
-        raise ArgumentError(
-            f"A_sharded must be [M, K/world_size] with K = B.shape[0]; got K_local={columns}, world_size={world_size}, "
-            f"K={K} (A_sharded {tuple(a.shape)}, B {tuple(b.shape)}){hint}"
-        )
-    if gather_dim == 0 and columns != K:
-        raise ArgumentError(
-            f"with gather_dim=0 A_sharded must be [M/world_size, K] with K = B.shape[0]; got {columns} columns, K={K} "
-            f"(A_sharded {tuple(a.shape)}, B {tuple(b.shape)})"
-        )
-    M = rows * (world_size if gather_dim == 0 else 1)
-    if tuple(out.shape) != (M, N):
-        raise ArgumentError(f"output_tensor must have shape ({M}, {N}), got {tuple(out.shape)}")
-    arguments.check_dtypes(ctx.target, a, b, out)
-    arguments.check_bias(ctx, bias, M, N)
-    shape = tuple(bias.shape) if bias is not None else None
-    transpose = arguments.letter(a) + arguments.letter(b)
-    return Problem(M, N, K, a.dtype, b.dtype, out.dtype, world_size, gather_dim, shape, transpose)
-
-
-def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
-    """A workspace with flags of its own for ``call``. Collective over the world: all ranks make the allocation."""
-    flags = ctx.heap.allocate(2 * ctx.num_ranks * _FLAG_STRIDE, torch.int32, site=f"{OPERATION} flags").zero_()
-    counters = torch.zeros(ctx.num_ranks + 2, dtype=torch.int32, device=ctx.get_device())
-    # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
-    ctx.synchronize()
-    ctx.exchange.all_gather(f"{OPERATION}(): workspace ready", None)
-    return _empty_workspace(call, members, flags, counters)
-
-
-def _empty_workspace(call: Call, members: Group, flags: torch.Tensor, counters: torch.Tensor) -> FusedWorkspace:
-    problem = call.problem
-    return FusedWorkspace(
-        operation=OPERATION,
-        shape=(problem.M, problem.N, problem.K),
-        dtype=problem.a_dtype,
-        world_size=members.size,
-        variant=call.plan.algorithm,
-        group=members,
-        locks=flags,
-        counters=counters,
-        prepared=True,
-    )
+    return checked(ctx, members, output_tensor, A_sharded, B, bias, algorithm, config, gather_dim, group).plan
 
 
 def _run(ctx, call, workspace, out, a, b, bias, members, group, async_op) -> None:
@@ -419,27 +250,6 @@ def _float32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.matmul(a.to(torch.float32), b.to(torch.float32))
 
 
-def _torch_refuses(problem: Problem, members: Group, group: Any, ctx: Iris) -> str:
-    """Why PyTorch's own operations cannot do this; empty when they can."""
-    if problem.a_dtype == torch.int8:
-        return "PyTorch has no int8 matmul with int32 results on every device"
-    if members.size == 1:
-        return ""
-    if not isinstance(group, dist.ProcessGroup) and members.ranks != tuple(range(ctx.num_ranks)):
-        return "a sequence of ranks is no process group of torch.distributed"
-    return ""
-
-
-def _grid(ctx: Iris, problem: Problem, plan: Plan) -> tuple[int, ...]:
-    if plan.config is None:
-        return (0,)
-    config = plan.config
-    shards = problem.world_size if problem.gather_dim == 0 else 1
-    rows = problem.M // shards if shards else problem.M
-    tiles = -(-rows // config.block_size_m) * -(-problem.N // config.block_size_n) * shards
-    return (min(tiles, config.num_sms or ctx.get_cu_count()),)
-
-
 def _layout(tensor: Any) -> tuple:
     if isinstance(tensor, torch.Tensor):
         return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
@@ -448,24 +258,6 @@ def _layout(tensor: Any) -> tuple:
 
 def _address(tensor: Any) -> int:
     return tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
-
-
-def _facts(ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, preamble) -> dict[str, Any]:
-    """What must be the same on every rank, by name; A's place, too: peers read it through their own pointer."""
-    facts: dict[str, Any] = {}
-    for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b), ("bias", bias)):
-        known = isinstance(tensor, torch.Tensor)
-        facts[name] = (tuple(tensor.shape), tensor.dtype) if known else type(tensor).__name__
-    if isinstance(a, torch.Tensor) and a.numel():
-        facts["strides of A_sharded"] = a.stride()
-        facts["offset of A_sharded in the heap"] = a.data_ptr() - ctx.heap.base if ctx.is_symmetric(a) else "not there"
-    facts["algorithm"] = algorithm
-    facts["config"] = config
-    facts["float32 precision"] = torch.get_float32_matmul_precision()
-    facts["workspace"] = "given" if workspace is not None else "none"
-    facts["gather_dim"] = gather_dim
-    facts["call"] = "all_gather_matmul_preamble" if preamble else "all_gather_matmul"
-    return facts
 
 
 def _state(ctx: Iris) -> State:

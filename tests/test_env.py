@@ -79,7 +79,7 @@ def test_a_name_that_is_no_variable_is_our_own_bug():
 
 
 def test_the_document_is_the_generated_one():
-    assert DOCUMENT.read_text() == _env.markdown(), "write it again with: python -m iris._env > docs/env.md"
+    assert DOCUMENT.read_text() == _env.markdown(), "write it again with _env.markdown()"
 
 
 def test_the_document_has_a_row_for_every_variable():

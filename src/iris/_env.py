@@ -1,6 +1,6 @@
 """Every environment variable of Iris: name, type, default and meaning. No other file reads the environment for them.
 
-``docs/env.md`` is generated from :data:`VARIABLES` by ``python -m iris._env``; a test compares the two.
+``docs/env.md`` is what :func:`markdown` gives; a test compares the two.
 """
 
 from __future__ import annotations
@@ -149,7 +149,3 @@ def markdown() -> str:
         default = "unset" if v.default is None else str(v.default)
         rows.append(f"| `{v.name}` | {v.possible} | {default} | {v.meaning} |")
     return "# Environment variables\n\n" + "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

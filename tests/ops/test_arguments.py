@@ -109,36 +109,40 @@ M, N = 6, 10
 @pytest.mark.parametrize("shape", [(N,), (M, N), (1, N), (M, 1), (1, 1)])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
 def test_biases(ctx, shape, dtype):
-    arguments.check_bias(ctx, torch.empty(shape, dtype=dtype), M, N)
+    out_dtype = torch.int32 if dtype == torch.int32 else torch.float16
+    arguments.check_bias(ctx, torch.empty(shape, dtype=dtype), M, N, out_dtype)
 
 
 def test_no_bias_and_a_bias_of_a_square(ctx):
-    arguments.check_bias(ctx, None, M, N)
-    arguments.check_bias(ctx, torch.empty(N), N, N)
+    arguments.check_bias(ctx, None, M, N, torch.float16)
+    arguments.check_bias(ctx, torch.empty(N), N, N, torch.float16)
 
 
 @pytest.mark.parametrize("shape", [(), (N + 1,), (1,), (N, M), (M, 2), (2, N), (1, M, N), (0,)])
 def test_biases_of_the_wrong_shape(ctx, shape):
     with pytest.raises(ArgumentError) as caught:
-        arguments.check_bias(ctx, torch.empty(shape), M, N)
+        arguments.check_bias(ctx, torch.empty(shape), M, N, torch.float16)
     assert str(N) in str(caught.value)
     assert str(shape[0] if len(shape) == 1 else shape) in str(caught.value)
 
 
 def test_a_bias_for_each_row_is_refused_with_the_remedy(ctx):
     with pytest.raises(ArgumentError, match=r"pass bias\[:, None\]"):
-        arguments.check_bias(ctx, torch.empty(M), M, N)
-    arguments.check_bias(ctx, torch.empty(M)[:, None], M, N)
+        arguments.check_bias(ctx, torch.empty(M), M, N, torch.float16)
+    arguments.check_bias(ctx, torch.empty(M)[:, None], M, N, torch.float16)
 
 
 def test_biases_that_are_no_tensors_or_elsewhere(ctx):
     with pytest.raises(ArgumentError, match="bias must be a tensor or None, got float"):
-        arguments.check_bias(ctx, 1.0, M, N)
+        arguments.check_bias(ctx, 1.0, M, N, torch.float16)
     with pytest.raises(DeviceMismatch, match="bias is on meta"):
-        arguments.check_bias(ctx, torch.empty(N, device="meta"), M, N)
-    for dtype in (torch.float64, torch.int8, torch.bool):
-        with pytest.raises(ArgumentError, match=f"or int32, got {dtype}"):
-            arguments.check_bias(ctx, torch.empty(N, dtype=dtype), M, N)
+        arguments.check_bias(ctx, torch.empty(N, device="meta"), M, N, torch.float16)
+    for dtype in (torch.float64, torch.int8, torch.bool, torch.int32):
+        with pytest.raises(ArgumentError, match=f"or bfloat16 for an output of torch.float16, got {dtype}"):
+            arguments.check_bias(ctx, torch.empty(N, dtype=dtype), M, N, torch.float16)
+    # A fraction would be lost in a sum of integers.
+    with pytest.raises(ArgumentError, match=r"bias must be int32 for an int32 output, got torch.float32"):
+        arguments.check_bias(ctx, torch.empty(N), M, N, torch.int32)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from iris import _target
-from iris.errors import WaitTimeout
+from iris.errors import ArgumentError, WaitTimeout
 from iris.runtime import launch
 
 OPTIONS = {
@@ -84,3 +84,25 @@ def test_failed_waits_are_raised_where_the_launch_has_ended():
         launch.start(context(_target.INTERPRETER, failed), kernel, (1,))
     launch.start(context(_target.KNOWN["h200"], failed), kernel, (1,))
     assert len(kernel.launches) == 2
+
+
+class TooBig:
+    """A kernel that the loader refuses, as Triton does when it needs more shared memory than there is."""
+
+    __name__ = "big_kernel"
+
+    def __getitem__(self, grid):
+        from triton.runtime.errors import OutOfResources
+
+        def start(*args, **meta):
+            raise OutOfResources(167856, 163840, "shared memory")
+
+        return start
+
+
+def test_a_kernel_that_does_not_fit_is_an_argument_error_with_the_knobs():
+    ctx = SimpleNamespace(target=_target.KNOWN["mi350x"])
+    with pytest.raises(ArgumentError) as caught:
+        launch.start(ctx, TooBig(), (1,), num_stages=2)
+    for part in ("big_kernel", "gfx950", "167856", "163840", "num_stages=2", "block_size_k"):
+        assert part in str(caught.value)

@@ -156,7 +156,7 @@ def check(ctx: Iris, out: Any, a: Any, b: Any, bias: Any, world_size: int, gathe
     if tuple(out.shape) != (M, N):
         raise ArgumentError(f"output_tensor must have shape ({M}, {N}), got {tuple(out.shape)}")
     arguments.check_dtypes(ctx.target, a, b, out)
-    arguments.check_bias(ctx, bias, M, N)
+    arguments.check_bias(ctx, bias, M, N, out.dtype)
     shape = tuple(bias.shape) if bias is not None else None
     transpose = arguments.letter(a) + arguments.letter(b)
     return Problem(M, N, K, a.dtype, b.dtype, out.dtype, world_size, gather_dim, shape, transpose)

@@ -110,15 +110,17 @@ def check_dtypes(target: Target, a: torch.Tensor, b: torch.Tensor, out: torch.Te
         raise ArgumentError(f"out must be {names} for inputs of {a.dtype}, got {out.dtype}")
 
 
-def check_bias(ctx: Iris, bias: torch.Tensor | None, M: int, N: int) -> None:
+def check_bias(ctx: Iris, bias: torch.Tensor | None, M: int, N: int, out_dtype: torch.dtype) -> None:
     """Raise ArgumentError unless ``bias`` is None, of length N, or 2-D and broadcasts to (M, N)."""
     if bias is None:
         return
     if not isinstance(bias, torch.Tensor):
         raise ArgumentError(f"bias must be a tensor or None, got {type(bias).__name__}")
     check_device(ctx, "bias", bias)
-    if bias.dtype not in (*FLOATS, torch.int32):
-        raise ArgumentError(f"bias must be float32, float16, bfloat16 or int32, got {bias.dtype}")
+    if out_dtype == torch.int32 and bias.dtype != torch.int32:
+        raise ArgumentError(f"bias must be int32 for an int32 output, got {bias.dtype}")
+    if out_dtype != torch.int32 and bias.dtype not in FLOATS:
+        raise ArgumentError(f"bias must be float32, float16 or bfloat16 for an output of {out_dtype}, got {bias.dtype}")
     if bias.dim() == 1:
         if bias.shape[0] != N:
             remedy = "; to add one value to each row pass bias[:, None]" if bias.shape[0] == M else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from iris.errors import ArgumentError
+
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
@@ -44,10 +46,20 @@ def start(ctx: Iris, kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any
         args, meta: the kernel's arguments; ``meta`` also holds launch options of any vendor.
 
     Raises:
+        ArgumentError: the kernel needs more shared memory or registers than the target has.
         WaitTimeout: on the cpu runtime, when a program of the kernel waited in vain.
     """
     if 0 in grid:
         return
-    kernel[grid](*args, **options_for(ctx.target.vendor, meta))
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        kernel[grid](*args, **options_for(ctx.target.vendor, meta))
+    except OutOfResources as error:
+        # Found when the kernel is loaded, before anything runs, and on every rank alike.
+        raise ArgumentError(
+            f"{kernel.__name__} does not fit {ctx.target.arch}: {error}. Make num_stages={meta.get('num_stages')}, "
+            "block_size_k or the tile smaller"
+        ) from error
     if not ctx.target.compiled:
         ctx.raise_for_failed_waits()

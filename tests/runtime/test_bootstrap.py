@@ -272,14 +272,14 @@ def test_without_a_launcher_the_world_is_one_rank(monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name in names:
             monkeypatch.setenv(name, "1")
-        assert bootstrap.initialize_distributed("gloo") == (None, 0, 1, False)
+        assert bootstrap.initialize_distributed("gloo", 60.0) == (None, 0, 1, False)
         assert not dist.is_initialized()
 
 
 def body_initialize(rank, world_size):
     """The program has made a group, which is left alone."""
     assert dist.is_initialized()
-    store, *place, made = bootstrap.initialize_distributed("gloo")
+    store, *place, made = bootstrap.initialize_distributed("gloo", 60.0)
     assert isinstance(store, dist.Store)
     assert place == [rank, world_size]
     assert not made
@@ -292,7 +292,7 @@ def test_a_group_that_the_program_made_is_used(ranks):
 MAKE = """
 import torch.distributed as dist
 from iris.runtime.bootstrap import initialize_distributed
-print(initialize_distributed("gloo"), dist.is_initialized(), initialize_distributed("gloo"))
+print(initialize_distributed("gloo", 60.0), dist.is_initialized(), initialize_distributed("gloo", 60.0))
 dist.destroy_process_group()
 """
 

@@ -12,9 +12,11 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from iris.errors import RankLost, RankMismatch
 
@@ -199,20 +201,42 @@ def _ended(pid: int) -> bool:
         return False
 
 
-def initialize_distributed(backend: str) -> tuple[dist.Store | None, int, int, bool]:
+def initialize_distributed(backend: str, timeout_s: float) -> tuple[dist.Store | None, int, int, bool]:
     """The store, rank and world size of ``torch.distributed``, which is initialised from the environment when needed.
 
     Without a launcher (no ``RANK`` and ``WORLD_SIZE``) the world is one rank and ``torch.distributed`` stays untouched.
 
+    Args:
+        backend: of the default group, when it has to be made.
+        timeout_s: longest wait for the other ranks to start.
+
     Returns:
         (store or None, rank, world_size, whether this call initialised the default group)
+
+    Raises:
+        RankLost: a rank did not start in time; names it when the store is reached.
     """
     made = False
     if not dist.is_initialized():
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return None, 0, 1, False
-        dist.init_process_group(backend)
+        _join(backend, timeout_s)
         made = True
     rank, world_size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store() if world_size > 1 else None
     return store, rank, world_size, made
+
+
+def _join(backend: str, timeout_s: float) -> None:
+    """Make the default group, once every rank is known to be there: torch.distributed would not say who is missing."""
+    try:
+        store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise RankLost(
+            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not find the others within {timeout_s:g} s "
+            f"(IRIS_TIMEOUT) at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {error}"
+        ) from error
+    exchange = Exchange(dist.PrefixStore("iris/start", store), "start", rank, world_size, timeout_s)
+    exchange.all_gather("the start of torch.distributed", None)
+    store.set_timeout(default_pg_timeout)  # as torch.distributed does, for the group's own use of the store
+    dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=world_size)

@@ -64,11 +64,11 @@ class Iris(TensorFactory):
         self.device = str(self._torch_device)
         on_gpu = self._torch_device.type == "cuda"
         self.gpu_id = self._torch_device.index if on_gpu else None
-        store, self.cur_rank, self.num_ranks, owns_group = initialize_distributed(_backend(on_gpu))
+        self.timeout_s: float = _env.get("IRIS_TIMEOUT")
+        store, self.cur_rank, self.num_ranks, owns_group = initialize_distributed(_backend(on_gpu), self.timeout_s)
         if owns_group:
             weakref.finalize(_process_group_owner, _destroy_process_group)
         self.target = self._choose_target(on_gpu)
-        self.timeout_s: float = _env.get("IRIS_TIMEOUT")
         # Shorter than the host's, so that the record of a wait in vain reaches ranks that wait on the host.
         self.wait_limit_s = 0.75 * self.timeout_s
         name = f"iris/{next(_context_numbers)}"

@@ -22,10 +22,10 @@ help: ## this list
 demo: $(VENV)/.demo ## sentences through a layer of a real model that is split over 4 ranks, on this machine
 	$(VENV)/bin/iris demo
 
-test: $(VENV)/.dev ## the tests that need no GPU, without the slow ones
+test: $(VENV)/.dev $(VENV)/.demo ## the tests that need no GPU, without the slow ones
 	$(VENV)/bin/python -m pytest -m "not gpu and not slow"
 
-test-all: $(VENV)/.dev $(VENV_OLDEST)/.dev ## all tests that need no GPU, with the newest and with the oldest Triton
+test-all: $(VENV)/.dev $(VENV)/.demo $(VENV_OLDEST)/.dev ## all tests that need no GPU, with the newest and with the oldest Triton
 	$(VENV)/bin/python -m pytest -m "not gpu"
 	$(VENV_OLDEST)/bin/python -m pytest -m "not gpu"
 

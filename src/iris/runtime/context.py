@@ -26,7 +26,7 @@ from iris.errors import (
 from iris.runtime import groups, launch, logs, streams
 from iris.runtime.agreement import Agreement
 from iris.runtime.bootstrap import Exchange, initialize_distributed
-from iris.runtime.heap import Region, SymmetricHeap, diverged, raise_for_divergence
+from iris.runtime.heap import ALIGNMENT, Region, SymmetricHeap, diverged, raise_for_divergence
 from iris.runtime.scheduler import scheduler
 from iris.runtime.settle import settled
 from iris.runtime.tensors import TensorFactory
@@ -74,8 +74,8 @@ class Iris(TensorFactory):
         name = f"iris/{next(_context_numbers)}"
         self.exchange = Exchange(store, name, self.cur_rank, self.num_ranks, self.timeout_s, streams.progress)
         self._agree_on_construction(heap_size)
-        reserved = -(-3 * self.num_ranks * _FLAG_BYTES // 1024) * 1024
-        self.heap_size = -(-heap_size // 1024) * 1024
+        reserved = -(-3 * self.num_ranks * _FLAG_BYTES // ALIGNMENT) * ALIGNMENT
+        self.heap_size = -(-heap_size // ALIGNMENT) * ALIGNMENT
         region = self._make_region(reserved + self.heap_size)
         self.heap = SymmetricHeap(region, self.cur_rank, reserved, self.heap_size, self._reclaim)
         self._make_device_context(reserved)

@@ -6,9 +6,8 @@ import torch
 import torch.distributed as dist
 
 from iris.errors import IrisError
+from iris.runtime.heap import ALIGNMENT
 from iris.runtime.tensors import tensor_from_ptr
-
-_ALIGNMENT = 1024
 
 
 class SymmetricMemoryRegion:
@@ -27,8 +26,8 @@ class SymmetricMemoryRegion:
         self.device = device
         self.nbytes = nbytes
         if world_size == 1:
-            self._memory = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8, device=device)
-            self.bases = [-(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT]
+            self._memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
+            self.bases = [-(-self._memory.data_ptr() // ALIGNMENT) * ALIGNMENT]
             return
         import torch.distributed._symmetric_memory as symm_mem
 

@@ -41,6 +41,17 @@ Iris.services.update(
     all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",
 )
 
+
+
+def __getattr__(name: str):
+    # The simulator is loaded when it is first asked for: programs on GPUs have no use for it.
+    if name == "sim":
+        import importlib
+
+        return importlib.import_module("iris.sim")
+    raise AttributeError(f"module 'iris' has no attribute {name!r}")
+
+
 try:
     __version__ = _version("iris-kernels")
 except _PackageNotFoundError:  # running from a source tree that is not installed
@@ -80,6 +91,7 @@ __all__ = [
     "put",
     "set_logger_level",
     "signal",
+    "sim",
     "store",
     "tensor_from_ptr",
 ]

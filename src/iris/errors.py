@@ -7,6 +7,7 @@ who has never heard of Iris would expect, so both ``except IrisError`` and ``exc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 class IrisError(Exception):
@@ -102,3 +103,41 @@ class WaitTimeout(IrisError, TimeoutError):
     def __init__(self, message: str, records: tuple[WaitRecord, ...] = ()):
         super().__init__(message)
         self.records = records
+
+
+class SimulationError(IrisError, AssertionError):
+    """The simulator found a fault of the program.
+
+    Attributes:
+        report: what was found, as an object of :mod:`iris.sim`; None when there is nothing but the message.
+        seed: the seed that repeats it.
+    """
+
+    def __init__(self, message: str, report: Any = None):
+        super().__init__(message)
+        self.report = report
+        self.seed: int | None = None
+
+
+class DeadlockError(SimulationError):
+    """Nothing can move: every program and every host waits for something that nobody left will do."""
+
+
+class RaceError(SimulationError):
+    """Two accesses to the same memory are not ordered, and one of them writes."""
+
+
+class OutOfBoundsError(SimulationError, IndexError):
+    """A kernel touched memory outside any live allocation of the rank that it addressed."""
+
+
+class UninitializedReadError(SimulationError):
+    """Memory was read that nothing had written."""
+
+
+class StepLimitError(SimulationError):
+    """A program took more turns than any that ends would."""
+
+
+class MissingBarrierWarning(UserWarning):
+    """A program released without ``tl.debug_barrier`` after its stores: other warps' stores need not be visible."""

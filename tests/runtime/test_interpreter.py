@@ -8,7 +8,7 @@ import triton.language as tl
 import iris
 from iris.errors import ArgumentError, WaitTimeout
 from iris.runtime import settle, streams
-from iris.runtime.scheduler import scheduler
+from iris.runtime import scheduler as scheduling
 
 pytestmark = pytest.mark.skipif(
     settle.settle() == "gpu", reason="the gpu runtime compiles kernels; nothing is interpreted"
@@ -104,13 +104,13 @@ def test_raw_spin_loops_see_later_programs():
 
 
 def test_a_spin_loop_that_never_ends_is_an_error():
-    limit, scheduler.time_limit_s = scheduler.time_limit_s, 0.5
+    limit, scheduling.current().time_limit_s = scheduling.current().time_limit_s, 0.5
     try:
         with pytest.raises(WaitTimeout, match=r"kernel spin_kernel, program \(0, 0, 0\) polls address 0x"):
             spin_kernel[(1,)](torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32))
     finally:
-        scheduler.time_limit_s = limit
-    assert not scheduler.active
+        scheduling.current().time_limit_s = limit
+    assert not scheduling.current().active
 
 
 @triton.jit
@@ -123,7 +123,7 @@ def test_an_error_names_kernel_program_and_line():
         Exception, match=r"kernel failing_kernel, program \(0, 0, 0\), .*test_interpreter.py:\d+: .*only int32 here"
     ):
         failing_kernel[(2,)](torch.zeros(1))
-    assert not scheduler.active
+    assert not scheduling.current().active
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from iris.errors import RankLost, WaitTimeout
@@ -69,7 +70,7 @@ def test_a_wait_on_a_program_past_the_first_ones_ends():
         if x == 999:
             arrived.append(x)
         while not arrived:
-            scheduler.pause(idle=True, address=1)
+            scheduler.pause(idle=True, addresses=np.array([1]))
 
     launch = Launch("kernel", (1000, 1, 1), body)
     run(scheduler, launch)
@@ -108,7 +109,7 @@ def test_a_wait_that_cannot_end_names_the_programs():
 
     def body():
         while True:
-            scheduler.pause(idle=True, address=0x1000 + scheduler.current.index[0])
+            scheduler.pause(idle=True, addresses=np.array([0x1000 + scheduler.current.index[0]]))
 
     launch = Launch("ping", (11, 1, 1), body)
     start = time.monotonic()
@@ -131,7 +132,7 @@ def test_the_limit_counts_from_the_last_move():
     def body():
         for step in range(4):
             while len(flag) <= step:
-                scheduler.pause(idle=True, address=1)
+                scheduler.pause(idle=True, addresses=np.array([1]))
             scheduler.pause(idle=False)
 
     timers = [threading.Timer(0.35 * (step + 1), flag.append, (step,)) for step in range(4)]
@@ -154,7 +155,7 @@ def test_a_hook_can_end_the_wait():
 
     def body():
         while True:
-            scheduler.pause(idle=True, address=1)
+            scheduler.pause(idle=True, addresses=np.array([1]))
 
     with pytest.raises(RankLost):
         run(scheduler, Launch("kernel", (1, 1, 1), body))
@@ -174,7 +175,7 @@ def test_an_error_ends_the_launch_and_unwinds_the_others():
             if x == 2:
                 raise ZeroDivisionError("in program 2")
             while True:
-                scheduler.pause(idle=True, address=1)
+                scheduler.pause(idle=True, addresses=np.array([1]))
         finally:
             unwound.append(x)
 
@@ -205,7 +206,7 @@ def test_a_program_may_not_wait_for_a_launch():
 
 
 def test_pausing_in_host_code_does_nothing():
-    Scheduler().pause(idle=True, address=1)
+    Scheduler().pause(idle=True, addresses=np.array([1]))
 
 
 def test_an_empty_grid_is_done_at_once():

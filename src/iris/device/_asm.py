@@ -14,6 +14,9 @@ from triton.language.extra import hip as _hip
 
 from iris.device._compat import INTERPRETED, RELEASE_WAITS
 
+# Where the interpreted clock comes from; the simulator has its own.
+clock_ns = time.perf_counter_ns
+
 if INTERPRETED.value:
     from triton.runtime.interpreter import TensorHandle
 
@@ -22,7 +25,7 @@ if INTERPRETED.value:
 
     def ticks():
         """Reads the clock: nanoseconds on NVIDIA and under the interpreter, 10 ns units on AMD (int64 scalar)."""
-        return _scalar(time.perf_counter_ns(), tl.int64)
+        return _scalar(clock_ns(), tl.int64)
 
     def ticks_per_microsecond():
         """Ticks of :func:`ticks` in a microsecond."""

@@ -49,7 +49,7 @@ class Exchange:
         self.timeout_s = timeout_s
         self.progress = progress
         self._store = store
-        self._name = name
+        self.name = name
         self._counts: dict[tuple[int, ...], int] = {}
         self._places: dict[int, tuple[str, str, int]] = {}
         self._fault_posted = False
@@ -76,7 +76,7 @@ class Exchange:
             return [value]
         number = self._counts.get(members, 0)
         self._counts[members] = number + 1
-        prefix = f"{self._name}/{'-'.join(map(str, members))}"
+        prefix = f"{self.name}/{'-'.join(map(str, members))}"
         self._withdraw_fault()
         post = pickle.dumps((tag, value))
         # Stores take bytes, whatever the stub says.
@@ -98,7 +98,7 @@ class Exchange:
     def post_fault(self, text: str) -> None:
         """Leave a sentence about an error of this rank, for the messages of ranks that wait in vain for it."""
         if self._store is not None:
-            self._store_call(lambda s: s.set(f"{self._name}/fault/{self.rank}", text))
+            self._store_call(lambda s: s.set(f"{self.name}/fault/{self.rank}", text))
             self._fault_posted = True
 
     def faults(self, ranks: Sequence[int] | None = None) -> dict[int, str]:
@@ -107,7 +107,7 @@ class Exchange:
         if self._store is None:
             return found
         for r in ranks if ranks is not None else range(self.world_size):
-            key = f"{self._name}/fault/{r}"
+            key = f"{self.name}/fault/{r}"
             if r != self.rank and self._exist(key):
                 found[r] = self._store_call(lambda s, key=key: s.get(key)).decode()
         return found
@@ -168,7 +168,7 @@ class Exchange:
 
     def _withdraw_fault(self) -> None:
         if self._fault_posted:
-            self._store_call(lambda s: s.delete_key(f"{self._name}/fault/{self.rank}"))
+            self._store_call(lambda s: s.delete_key(f"{self.name}/fault/{self.rank}"))
             self._fault_posted = False
 
     def _store_call(self, call: Callable[[dist.Store], Any]) -> Any:

@@ -24,10 +24,11 @@ from iris.errors import (
     WaitTimeout,
 )
 from iris.runtime import groups, launch, logs, streams
+from iris.runtime import scheduler as scheduling
 from iris.runtime.agreement import Agreement
 from iris.runtime.bootstrap import Exchange, initialize_distributed
 from iris.runtime.heap import ALIGNMENT, Region, SymmetricHeap, diverged, raise_for_divergence
-from iris.runtime.scheduler import scheduler
+from iris.runtime.local import LocalExchange, LocalRegion, current_world
 from iris.runtime.settle import settled
 from iris.runtime.tensors import TensorFactory
 
@@ -60,19 +61,20 @@ class Iris(TensorFactory):
     def __init__(self, heap_size: int = 1 << 30, allocator_type: str = "torch", copy_engine: str | None = None):
         self._check_arguments(heap_size, _env.get("IRIS_ALLOCATOR") or allocator_type, copy_engine)
         self.runtime, self.runtime_reason = settled()
+        self._local_world = current_world()
+        if self._local_world is not None:
+            self.runtime = "sim" if self._local_world.interpreted else "loopback"
+            self.runtime_reason = "iris.sim runs the ranks in this process"
         self._torch_device = self._choose_device()
         self.device = str(self._torch_device)
         on_gpu = self._torch_device.type == "cuda"
         self.gpu_id = self._torch_device.index if on_gpu else None
         self.timeout_s: float = _env.get("IRIS_TIMEOUT")
-        store, self.cur_rank, self.num_ranks, owns_group = initialize_distributed(_backend(on_gpu), self.timeout_s)
-        if owns_group:
-            weakref.finalize(_process_group_owner, _destroy_process_group)
+        self.exchange = self._make_exchange(on_gpu)
+        self.cur_rank, self.num_ranks = self.exchange.rank, self.exchange.world_size
         self.target = self._choose_target(on_gpu)
         # Shorter than the host's, so that the record of a wait in vain reaches ranks that wait on the host.
         self.wait_limit_s = 0.75 * self.timeout_s
-        name = f"iris/{next(_context_numbers)}"
-        self.exchange = Exchange(store, name, self.cur_rank, self.num_ranks, self.timeout_s, streams.progress)
         self._agree_on_construction(heap_size)
         reserved = -(-3 * self.num_ranks * _FLAG_BYTES // ALIGNMENT) * ALIGNMENT
         self.heap_size = -(-heap_size // ALIGNMENT) * ALIGNMENT
@@ -84,7 +86,8 @@ class Iris(TensorFactory):
         self._world = groups.resolve(None, self.cur_rank, self.num_ranks)
         self._side_stream: Any = None
         self._group_members: dict[tuple[int, ...], torch.Tensor] = {}
-        if not on_gpu:
+        if not on_gpu and self._local_world is None:
+            scheduler = scheduling.current()
             scheduler.time_limit_s = self.timeout_s
             scheduler.on_wait.append(self.exchange.watch)
             weakref.finalize(self, scheduler.on_wait.remove, self.exchange.watch).atexit = False
@@ -101,8 +104,18 @@ class Iris(TensorFactory):
         if isinstance(heap_size, bool) or not isinstance(heap_size, int) or heap_size <= 0:
             raise ArgumentError(f"heap_size must be a number of bytes above 0, got {heap_size!r}")
 
+    def _make_exchange(self, on_gpu: bool) -> Exchange:
+        if self._local_world is not None:
+            numbers = self._local_world.shared.setdefault(("contexts", self._local_world.rank()), itertools.count())
+            return LocalExchange(self._local_world, f"iris/{next(numbers)}", self.timeout_s)
+        store, rank, world_size, owns_group = initialize_distributed(_backend(on_gpu), self.timeout_s)
+        if owns_group:
+            weakref.finalize(_process_group_owner, _destroy_process_group)
+        name = f"iris/{next(_context_numbers)}"
+        return Exchange(store, name, rank, world_size, self.timeout_s, streams.progress)
+
     def _choose_device(self) -> torch.device:
-        if self.runtime == "cpu":
+        if self.runtime in ("cpu", "sim"):
             return torch.device("cpu")
         count = torch.cuda.device_count()
         if count == 0:
@@ -116,8 +129,10 @@ class Iris(TensorFactory):
 
     def _choose_target(self, on_gpu: bool) -> _target.Target:
         if not on_gpu:
-            return _target.INTERPRETER
+            return (self._local_world and self._local_world.target) or _target.INTERPRETER
         target = _target.detect(self._torch_device.index)
+        if self._local_world is not None:
+            return target.share(self.num_ranks)
         # Under MPS the device itself reports the share that the process was given.
         limited = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in os.environ
         return target if limited else target.share(_env.get("IRIS_RANKS_PER_GPU") or 1)
@@ -136,6 +151,8 @@ class Iris(TensorFactory):
             )
 
     def _make_region(self, nbytes: int) -> Region:
+        if self._local_world is not None:
+            return LocalRegion(self._local_world, self.exchange.name, nbytes, self._torch_device)
         if self._torch_device.type == "cpu":
             from iris.runtime.shared_memory import SharedMemoryRegion
 
@@ -146,6 +163,7 @@ class Iris(TensorFactory):
 
     def _make_device_context(self, reserved: int) -> None:
         region, device = self.heap.region, self._torch_device
+        region.allocated(self.heap.base, reserved, 4, "flags of the context")
         area = region.tensor(self.heap.base, reserved, region)
         area.zero_()
         lines = area.view(torch.int32)
@@ -157,6 +175,7 @@ class Iris(TensorFactory):
         words = [self.cur_rank, self.num_ranks, *region.bases, *([0] * _TRACE_WORDS)]
         words += [self._error_slot.data_ptr(), int(self.wait_limit_s * 1e6)]
         self._device_context = torch.tensor(words, dtype=torch.int64, device=device)
+        region.note(self._error_slot, "error slot of the context")
         self.heap_bases = self._device_context[2 : 2 + self.num_ranks]
         self._device_synchronize()
 

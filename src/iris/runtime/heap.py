@@ -14,7 +14,6 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -23,7 +22,7 @@ from iris.errors import ArgumentError, HeapExhausted, RankMismatch
 ALIGNMENT = 1024
 
 
-class Region(Protocol):
+class Region:
     """Memory that every rank maps; ``bases[r]`` is the address of rank r's part in this process."""
 
     nbytes: int
@@ -32,7 +31,16 @@ class Region(Protocol):
 
     def tensor(self, address: int, nbytes: int, owner: object) -> torch.Tensor:
         """uint8 tensor over the own part; its storage keeps ``owner`` alive."""
-        ...
+        raise NotImplementedError
+
+    def allocated(self, address: int, nbytes: int, itemsize: int, site: str) -> None:
+        """A block of the own part was given out; for whoever watches accesses."""
+
+    def freed(self, address: int) -> None:
+        """A block was given back."""
+
+    def note(self, tensor: torch.Tensor, label: str) -> None:
+        """``tensor`` is bookkeeping of the context that kernels reach by address."""
 
 
 class Blocks:
@@ -180,6 +188,7 @@ class SymmetricHeap:
         self._hash = _mix(self._hash, allocation)
         self._recent.append(allocation)
         self._live[allocation.number] = allocation
+        self.region.allocated(self.base + self.reserved + offset, wanted, dtype.itemsize, site)
         owner = _Owner(self.region)
         weakref.finalize(owner, self._dead.append, allocation.number).atexit = False
         block = self.region.tensor(self.base + self.reserved + offset, wanted, owner)
@@ -221,6 +230,7 @@ class SymmetricHeap:
         for number in sorted(dead):
             allocation = self._live.pop(number)
             self._blocks.free(allocation.offset, allocation.nbytes)
+            self.region.freed(self.base + self.reserved + allocation.offset)
             self._dead.remove(number)  # in place: finalizers append to this very deque
         self._recent.clear()
 

@@ -15,6 +15,7 @@ What the stock interpreter of Triton 3.6 to 3.9 lacks, and what stands here inst
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 import time
@@ -27,7 +28,8 @@ from triton.runtime import interpreter as stock
 from triton.runtime.errors import InterpreterError
 
 from iris.errors import ArgumentError, IrisError
-from iris.runtime.scheduler import Launch, Program, scheduler
+from iris.runtime import scheduler as scheduling
+from iris.runtime.scheduler import Launch, Program, Scheduler
 from iris.runtime.streams import submit
 
 _LOW_PRECISION = {
@@ -37,6 +39,8 @@ _LOW_PRECISION = {
     tl.float8e4b8: torch.float8_e4m3fnuz,
     tl.float8e5b16: torch.float8_e5m2fnuz,
 }
+_ORDERS = {"RELAXED": "relaxed", "ACQUIRE": "acquire", "RELEASE": "release", "ACQUIRE_RELEASE": "acq_rel"}
+_SCOPES = {"CTA": "cta", "GPU": "gpu", "SYSTEM": "sys"}
 _STORED_AS = {1: np.uint8, 2: np.uint16}
 
 _Handle = stock.TensorHandle
@@ -107,6 +111,9 @@ def _wrap_arithmetic() -> None:
         return _pack(_values(x).astype(np.float64) * _values(y) + _values(z), z.dtype.scalar)
 
     def create_dot(self, a, b, d, *_precision):
+        observer = scheduling.current().observer
+        if observer is not None:
+            observer.dot(a.data.shape[-2], b.data.shape[-1], a.data.shape[-1], a.dtype.scalar.name)
         accumulator = d.data
         left, right = _values(a), _values(b)
         if np.issubdtype(accumulator.dtype, np.floating) and left.dtype != np.float64:
@@ -177,64 +184,143 @@ def _rmw_16_bit(op, ptr, val, mask, sem) -> np.ndarray:
     return result if low else result.view(np.float16)
 
 
-def _wrap_memory() -> None:
-    masked_load = _Builder.create_masked_load
+def _itemsize(ptr) -> int:
+    return max(1, ptr.dtype.scalar.element_ty.primitive_bitwidth // 8)
 
-    def create_masked_load(self, ptrs, mask, other, *args):
-        loaded = masked_load(self, ptrs, mask, other, *args)
-        if args[-1]:  # volatile
-            scheduler.pause(idle=True, address=int(ptrs.data.flat[0]))
+
+def _wrap_memory() -> None:
+    masked_load, masked_store = _Builder.create_masked_load, _Builder.create_masked_store
+
+    def create_masked_load(self, ptrs, mask, other, *args, **kwargs):
+        scheduler = scheduling.current()
+        volatile = kwargs["is_volatile"] if kwargs else args[-1]
+        scheduler.touched()
+        if scheduler.observer is not None:
+            scheduler.observer.load(ptrs.data, mask.data, _itemsize(ptrs), volatile)
+        loaded = masked_load(self, ptrs, mask, other, *args, **kwargs)
+        if volatile:
+            scheduler.pause(idle=True, addresses=ptrs.data)
         return loaded
 
     def create_load(self, ptr, *args):
         mask = _Handle(np.ones_like(ptr.data, dtype=bool), tl.int1)
         return self.create_masked_load(ptr, mask, None, *args)
 
+    def create_masked_store(self, ptrs, value, mask, *args):
+        scheduler = scheduling.current()
+        scheduler.touched()
+        if scheduler.observer is not None:
+            scheduler.observer.store(ptrs.data, mask.data, _itemsize(ptrs))
+        return masked_store(self, ptrs, value, mask, *args)
+
+    def create_store(self, ptr, val, *args):
+        mask = _Handle(np.ones_like(ptr.data, dtype=bool), tl.int1)
+        return self.create_masked_store(ptr, val, mask, *args)
+
     def create_atomic_cas(self, ptr, cmp, val, sem, scope):
-        addresses, wanted, new = np.broadcast_arrays(ptr.data, cmp.data, val.data)
+        addresses, wanted, new = map(np.ascontiguousarray, np.broadcast_arrays(ptr.data, cmp.data, val.data))
         order = self.ir_sem_to_interpreter_sem[sem]
-        old = _cas(np.ascontiguousarray(addresses), np.ascontiguousarray(wanted), np.ascontiguousarray(new), order)
-        scheduler.pause(idle=not np.any((old == wanted) & (wanted != new)), address=int(addresses.flat[0]))
+        old = _observed(
+            "cas", ptr, addresses, None, sem, scope, lambda: _cas(addresses, wanted, new, order), lambda o: o == wanted
+        )
         return _Handle(old, cmp.dtype.scalar)
 
     def create_atomic_rmw(self, rmw_op, ptr, val, mask, sem, scope):
         op, order = self.ir_rmw_op_to_interpreter_rmw_op[rmw_op], self.ir_sem_to_interpreter_sem[sem]
-        if val.data.itemsize == 2 and val.dtype.scalar in (tl.bfloat16, tl.float16):
-            old = _rmw_16_bit(op, ptr, val, mask, order)
-        else:
-            addresses, values, active = (
-                np.ascontiguousarray(a) for a in np.broadcast_arrays(ptr.data, val.data, mask.data)
-            )
-            old = _rmw(op, addresses, values, active, order)
-        unchanged = {_RMW.ADD: val.data == 0, _RMW.FADD: False, _RMW.OR: val.data == 0, _RMW.XCHG: val.data == old}
-        idle = bool(np.all(unchanged.get(op, False)))
-        scheduler.pause(idle=idle, address=int(ptr.data.flat[0]))
+        addresses, values, active = map(np.ascontiguousarray, np.broadcast_arrays(ptr.data, val.data, mask.data))
+
+        def apply() -> np.ndarray:
+            if val.data.itemsize == 2 and val.dtype.scalar in (tl.bfloat16, tl.float16):
+                return _rmw_16_bit(op, ptr, val, mask, order)
+            return _rmw(op, addresses, values, active, order)
+
+        name = str(op).rpartition(".")[2].lower()
+        old = _observed(name, ptr, addresses, active, sem, scope, apply, lambda o: _changes(op, o, values))
         return _Handle(old, val.dtype.scalar)
+
+    def create_atomic_load(self, ptr, mask, sem, scope):
+        # Only releases of Triton whose loads take one cache argument have this operation.
+        values = []
+
+        def read() -> np.ndarray:
+            values.append(masked_load(self, ptr, mask, None, None, True))
+            return values[0].data
+
+        _observed("load", ptr, ptr.data, mask.data, sem, scope, read, lambda old: np.False_)
+        return values[0]
+
+    def create_atomic_store(self, ptr, val, mask, sem, scope):
+        def write() -> np.ndarray:
+            masked_store(self, ptr, val, mask, None)
+            return val.data
+
+        _observed("store", ptr, ptr.data, mask.data, sem, scope, write, lambda old: np.True_)
 
     def create_atomic_poll(self, ptr, expected, timeout_ns, sem, scope):
         start = time.perf_counter_ns()
         limit = None if timeout_ns is None else timeout_ns.data.item()
+        everywhere = _Handle(np.ones_like(ptr.data, dtype=bool), tl.int1)
         while True:
-            seen = self.create_load(ptr, *_volatile_load_arguments())
+            seen = self.create_atomic_load(ptr, everywhere, sem, scope)
             matched = seen.data == expected.data
             if matched.all() or (limit is not None and time.perf_counter_ns() - start >= limit):
                 return _Handle(matched, tl.int1)
 
     _Builder.create_masked_load = create_masked_load
     _Builder.create_load = create_load
+    _Builder.create_masked_store = create_masked_store
+    _Builder.create_store = create_store
     _Builder.create_atomic_cas = create_atomic_cas
     _Builder.create_atomic_rmw = create_atomic_rmw
     if hasattr(_Builder, "create_atomic_poll"):
         _Builder.create_atomic_poll = create_atomic_poll
+        _Builder.create_atomic_load, _Builder.create_atomic_store = create_atomic_load, create_atomic_store
+    _wrap_barrier()
 
 
-def _volatile_load_arguments() -> tuple:
-    # One cache argument since Triton 3.9, a cache modifier and an eviction policy before; the last says volatile.
-    count = len(inspect.signature(_Builder_masked_load).parameters) - 4
-    return (None,) * (count - 1) + (True,)
+def _observed(name, ptr, addresses, active, sem, scope, apply, changes) -> np.ndarray:
+    """Run an atomic, tell the observer, and let other programs run; returns the old values."""
+    scheduler = scheduling.current()
+    scheduler.touched()
+    if scheduler.observer is not None:
+        scheduler.observer.before_atomic(addresses, active, _itemsize(ptr))
+    old = apply()
+    changed = np.broadcast_to(changes(old), addresses.shape)
+    if active is not None:
+        changed = changed & active
+    if scheduler.observer is not None:
+        scheduler.observer.atomic(
+            name, addresses, active, _itemsize(ptr), _ORDERS[sem.name], _SCOPES[scope.name], changed
+        )
+    scheduler.pause(idle=not changed.any(), addresses=addresses)
+    return old
 
 
-_Builder_masked_load = _Builder.create_masked_load
+def _changes(op, old: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Where a read-modify-write changed what it found. Only used to tell polls from progress."""
+    if op in (_RMW.ADD, _RMW.FADD, _RMW.OR, _RMW.XOR):
+        return values != 0
+    if op == _RMW.XCHG:
+        return old.view(values.dtype) != values if old.dtype.itemsize == values.dtype.itemsize else np.True_
+    if op == _RMW.AND:
+        return (old & values) != old
+    if op in (_RMW.MAX, _RMW.UMAX):
+        return values > old
+    if op in (_RMW.MIN, _RMW.UMIN):
+        return values < old
+    return np.True_
+
+
+def _wrap_barrier() -> None:
+    barrier = _Builder.create_barrier
+
+    def create_barrier(self, *args):
+        observer = scheduling.current().observer
+        if observer is not None:
+            observer.barrier()
+        return barrier(self, *args)
+
+    _Builder.create_barrier = create_barrier
 
 
 class _Language:
@@ -250,12 +336,13 @@ class _Language:
             self._scope.set_attr(tl.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
 
     def leave(self) -> None:
-        if self._scope is not None and not scheduler.active:
+        if self._scope is not None and not scheduling.current().active:
             self._scope.restore()
             self._scope = None
 
 
 _language = _Language()
+leave_language = _language.leave
 
 
 def _check_argument(kernel: str, name: str, value: object) -> None:
@@ -270,6 +357,7 @@ def _check_argument(kernel: str, name: str, value: object) -> None:
 def _execute(executor, *args, **kwargs) -> None:
     """Stands for ``GridExecutor.__call__``: start a grid on the current stream."""
     kernel = executor.fn.__name__
+    num_warps = int(kwargs.get("num_warps") or 4)
     spec = inspect.getfullargspec(executor.fn)
     kwargs = {name: value for name, value in kwargs.items() if name in spec.args or name in spec.kwonlyargs}
     for hook in executor.pre_run_hooks:
@@ -286,7 +374,7 @@ def _execute(executor, *args, **kwargs) -> None:
     grid += (1,) * (3 - len(grid))
 
     def body() -> None:
-        program = scheduler.current
+        program = scheduling.current().current
         try:
             executor.fn(**values)
         except IrisError:
@@ -294,7 +382,8 @@ def _execute(executor, *args, **kwargs) -> None:
         except Exception as error:
             raise InterpreterError(f"{program.describe()}, {_place(error)}: {error!r}") from error
 
-    submit(Launch(kernel, grid, body, keep=given), before=_language.enter, after=_language.leave)
+    launch = Launch(kernel, grid, body, keep=given, num_warps=num_warps)
+    submit(launch, before=_language.enter, after=_language.leave)
 
 
 def _place(error: BaseException) -> str:
@@ -311,6 +400,23 @@ def _place(error: BaseException) -> str:
 def _set_index(program: Program) -> None:
     _builder.grid_dim = program.launch.grid
     _builder.grid_idx = program.index
+
+
+def _loop_turn() -> None:
+    scheduling.current().loop_turn()
+
+
+class _CountedLoops(stock.ASTTransformer):
+    """Lets every turn of a kernel's loops be counted, so that a loop that cannot end is noticed."""
+
+    def _counted(self, node):
+        node = self.generic_visit(node)
+        turn = ast.Expr(ast.Call(func=ast.Name(id="_iris_loop_turn", ctx=ast.Load()), args=[], keywords=[]))
+        node.body.insert(0, ast.copy_location(turn, node))
+        return node
+
+    visit_While = _counted
+    visit_For = _counted
 
 
 def _call_device_function(function, *args, **kwargs):
@@ -330,9 +436,11 @@ def install(seed: int = 0) -> None:
     _wrap_arithmetic()
     _wrap_casts()
     _wrap_memory()
+    stock.FunctionRewriter.ast_transformer = _CountedLoops()
+    stock._iris_loop_turn = _loop_turn  # the interpreter copies its own globals into those of a kernel
     stock.GridExecutor.__call__ = _execute
     stock.InterpretedFunction.__call__ = _call_device_function
-    scheduler.on_resume = _set_index
+    Scheduler.on_resume = staticmethod(_set_index)
 
 
 def interpret_library() -> None:

@@ -1,5 +1,8 @@
 """Runs the programs of interpreted kernels as coroutines of one thread.
 
+:func:`current` is the scheduler of the process; a simulated world (:mod:`iris.runtime.world`) puts its own in its place
+while it runs.
+
 A program gives up control at every atomic and every volatile load (:meth:`Scheduler.pause`), so a program that waits
 for a later program of its grid, for another launch, or for another process lets them run. The order in which the
 programs of a pass run is drawn from a seed. When a whole pass moved nothing, the thread sleeps, a little longer each
@@ -12,26 +15,34 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
+import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from iris.errors import WaitTimeout
+from iris.errors import StepLimitError, WaitTimeout
+from iris.runtime.observer import Observer
 
 _ADMIT = 64  # programs that run at a time before the scheduler sees that more are needed
 _LONGEST_SLEEP_S = 1e-3
+# Turns of loops that a program may take between two accesses to memory: hundreds of times what real kernels take.
+LOOP_LIMIT = 200_000
 
 
 class Program:
     """One program of a launch: its coroutine and what it last did."""
 
-    __slots__ = ("coroutine", "idle", "index", "launch", "polled")
+    __slots__ = ("coroutine", "idle", "index", "launch", "polled", "state", "turns")
 
     def __init__(self, launch: Launch, index: tuple[int, int, int]):
         self.launch = launch
         self.index = index
         self.idle = False
         self.polled = 0  # address that the program last polled, 0 before the first poll
+        self.turns = 0  # turns of loops since the program last touched memory
+        self.state: Any = None  # what a simulated world knows of the program
         self.coroutine = greenlet(self._run)
 
     def _run(self) -> None:
@@ -48,10 +59,20 @@ class Launch:
         name: the kernel's name, for messages.
         grid: number of programs along x, y and z.
         body: runs one program; it reads the program's index from the interpreter.
-        keep: whatever must stay alive until the launch has ended (the tensors behind its pointers).
+        keep: the arguments by name; the tensors behind pointers stay alive until the launch has ended.
+        num_warps: as the launch asked for, for what the interpreter cannot show.
     """
 
-    def __init__(self, name: str, grid: tuple[int, int, int], body: Callable[[], None], keep: object = None):
+    def __init__(
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        body: Callable[[], None],
+        keep: dict[str, Any] | None = None,
+        num_warps: int = 4,
+    ):
+        self.num_warps = num_warps
+        self.state: Any = None  # what a simulated world knows of the launch
         self.name = name
         self.grid = grid
         self.body = body
@@ -91,38 +112,65 @@ class Scheduler:
         on_wait: called with the seconds waited so far whenever nothing has moved; may raise to end the wait.
         time_limit_s: longest time in which nothing moves before the launch fails.
         current: the program that is running, None in host code.
+        observer: told of every access of a program; None costs nothing.
     """
+
+    observer: Observer | None = None
+    on_resume: Callable[[Program], None] = staticmethod(lambda program: None)
 
     def __init__(self, seed: int = 0):
         self.active: list[Launch] = []
         self.current: Program | None = None
-        self.on_resume: Callable[[Program], None] = lambda program: None
         self.on_wait: list[Callable[[float], None]] = []
         self.time_limit_s = 60.0
         self._random = random.Random(seed)
         self._hub: greenlet | None = None
 
-    def pause(self, *, idle: bool, address: int = 0) -> None:
+    def pause(self, *, idle: bool, addresses: np.ndarray | None = None) -> None:
         """Let other programs run. Called by a program after an atomic or a volatile load.
 
         Args:
             idle: the access changed nothing, so the program may be polling.
-            address: what it polled.
+            addresses: what it accessed.
         """
         program = self.current
         if program is None:
             return
         program.idle = idle
-        program.polled = address if idle else 0
+        program.polled = int(addresses.flat[0]) if idle and addresses is not None and addresses.size else 0
         assert self._hub is not None
         self._hub.switch()
+
+    def loop_turn(self) -> None:
+        """Count a turn of a loop of the running program.
+
+        Raises:
+            StepLimitError: the program has taken :data:`LOOP_LIMIT` turns without touching memory.
+        """
+        program = self.current
+        if program is not None:
+            program.turns += 1
+            if program.turns > LOOP_LIMIT:
+                raise StepLimitError(
+                    f"{program.describe()} has taken {program.turns - 1} turns of its loops without touching memory, so "
+                    "nothing that another program does can end it"
+                )
+
+    def touched(self) -> None:
+        """The running program accesses memory."""
+        if self.current is not None:
+            self.current.turns = 0
 
     def start(self, launch: Launch) -> None:
         """Make a launch active; it moves whenever :meth:`step` is called."""
         self.active.append(launch)
 
-    def run_until(self, condition: Callable[[], bool]) -> None:
+    def run_until(self, condition: Callable[[], bool], what: str = "a launch") -> None:
         """Run active launches until ``condition()``, which is asked after every pass.
+
+        Args:
+            condition: tells whether the wait is over.
+            what: what the caller waits for, for messages.
 
         Raises:
             WaitTimeout: nothing moved for the time limit.
@@ -208,4 +256,19 @@ class Scheduler:
         )
 
 
-scheduler = Scheduler()
+_stack: list[Scheduler] = [Scheduler()]
+
+
+def current() -> Scheduler:
+    """The scheduler that launches of this process go to."""
+    return _stack[-1]
+
+
+@contextmanager
+def installed(scheduler: Scheduler) -> Iterator[None]:
+    """Let ``scheduler`` be the current one for a ``with`` block."""
+    _stack.append(scheduler)
+    try:
+        yield
+    finally:
+        _stack.remove(scheduler)

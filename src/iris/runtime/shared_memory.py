@@ -15,10 +15,11 @@ import torch
 
 from iris.errors import IrisError
 from iris.runtime.bootstrap import Exchange
+from iris.runtime.heap import Region
 from iris.runtime.tensors import tensor_from_ptr
 
 
-class SharedMemoryRegion:
+class SharedMemoryRegion(Region):
     """One memory file a rank, each mapped by all. Construction is collective.
 
     Args:
@@ -62,5 +63,4 @@ class SharedMemoryRegion:
             os.close(descriptor)
 
     def tensor(self, address: int, nbytes: int, owner: object) -> torch.Tensor:
-        """uint8 tensor over own memory; its storage keeps ``owner`` alive."""
         return tensor_from_ptr(address, nbytes, torch.uint8, self.device, owner=owner)

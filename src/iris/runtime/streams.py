@@ -13,34 +13,65 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from iris.runtime.scheduler import Launch, scheduler
+from iris.runtime import scheduler as scheduling
+from iris.runtime.observer import Observer
+from iris.runtime.scheduler import Launch
+
+_SILENT = Observer()
+
+
+def _observer() -> Observer:
+    return scheduling.current().observer or _SILENT
+
+
+class _Mark:
+    """A point of a stream's order that the stream has reached or will reach."""
+
+    def __init__(self, reached: bool = False):
+        self.reached = reached
+
+    def __call__(self) -> bool:
+        return self.reached
+
+
+class _Wait:
+    """Holds a stream until another stream has reached a mark."""
+
+    def __init__(self, mark: _Mark):
+        self.mark = mark
 
 
 class Event:
     """A point of a stream's order."""
 
     def __init__(self) -> None:
-        self._done: Callable[[], bool] = lambda: True
+        self.mark = _Mark(reached=True)
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark everything issued to ``stream`` (default: the current one) so far."""
-        self._done = (stream or current_stream()).marker()
+        self.mark = _Mark()
+        (stream or current_stream()).issue(self.mark)
 
     def query(self) -> bool:
         """Whether everything before the event has ended."""
-        scheduler.step()
-        return self._done()
+        scheduling.current().step()
+        advance_all()
+        if self.mark.reached:
+            _observer().host_awaited(self.mark)
+        return self.mark.reached
 
     def synchronize(self) -> None:
         """Return when everything before the event has ended."""
-        scheduler.run_until(self._done)
+        mark = self.mark
+        scheduling.current().run_until(lambda: advance_all() or mark.reached, "an event")
+        _observer().host_awaited(mark)
 
 
 class Stream:
     """An order of launches that overlaps with other streams."""
 
     def __init__(self) -> None:
-        self._queue: deque[Launch | Callable[[], bool]] = deque()
+        self._queue: deque[Launch | _Mark | _Wait] = deque()
         self._issued = 0
         self._ended = 0
         self._error: BaseException | None = None
@@ -50,24 +81,34 @@ class Stream:
         issued = self._issued
         return lambda: self.advance() or self._ended >= issued
 
-    def issue(self, item: Launch | Callable[[], bool]) -> None:
-        """Append a launch, or a condition that later items wait for."""
+    def issue(self, item: Launch | _Mark | _Wait) -> None:
+        """Append a launch, a mark to reach, or a wait for the mark of another stream."""
+        if isinstance(item, Launch):
+            _observer().launch_issued(item, self)
         self._queue.append(item)
         self._issued += 1
         self.advance()
 
     def advance(self) -> None:
         """Start or retire what stands at the head of the queue."""
+        observer = _observer()
         while self._queue:
             head = self._queue[0]
             if isinstance(head, Launch):
                 if not head.done:
-                    if head not in scheduler.active:
-                        scheduler.start(head)
+                    if head not in scheduling.current().active:
+                        observer.launch_started(head, self)
+                        scheduling.current().start(head)
                     return
                 self._error = self._error or head.error
-            elif not head():
-                return
+                observer.launch_ended(head, self)
+            elif isinstance(head, _Mark):
+                head.reached = True
+                observer.event_recorded(head, self)
+            else:
+                if not head.mark.reached:
+                    return
+                observer.event_awaited(head.mark, self)
             self._queue.popleft()
             self._ended += 1
 
@@ -78,7 +119,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Let later launches of this stream start only after the event."""
-        self.issue(event._done)
+        self.issue(_Wait(event.mark))
 
     def wait_stream(self, stream: Stream) -> None:
         """Let later launches of this stream start only after what ``stream`` holds now."""
@@ -86,7 +127,12 @@ class Stream:
 
     def synchronize(self) -> None:
         """Return when the stream is empty; raises what a kernel on it raised."""
-        scheduler.run_until(self.marker())
+        self._drain()
+        _observer().host_awaited(self)
+
+    def _drain(self) -> None:
+        ended = self.marker()
+        scheduling.current().run_until(lambda: advance_all() or ended(), "its stream")
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -95,51 +141,80 @@ class Stream:
 class _DefaultStream(Stream):
     """Runs what it is given before it returns, so host code sees the results."""
 
-    def issue(self, item: Launch | Callable[[], bool]) -> None:
+    def issue(self, item: Launch | _Mark | _Wait) -> None:
         super().issue(item)
-        self.synchronize()
+        # On a GPU the host would go on meanwhile, so this wait orders nothing.
+        self._drain()
 
 
-default_stream = _DefaultStream()
-_current: list[Stream] = [default_stream]
-_count = itertools.count()
-_all: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary({next(_count): default_stream})
+class Streams:
+    """The streams of one rank."""
+
+    def __init__(self) -> None:
+        self.default: Stream = _DefaultStream()
+        self.current: list[Stream] = [self.default]
+        self._count = itertools.count()
+        self.all: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+        self.add(self.default)
+
+    def add(self, stream: Stream) -> None:
+        self.all[next(self._count)] = stream
+
+    def advance(self) -> None:
+        """Start what can start on every stream."""
+        for stream in list(self.all.values()):
+            stream.advance()
+
+
+_streams = Streams()
+
+
+def use_rank(streams: Streams) -> Streams:
+    """Let the functions of this module speak of another rank's streams from now on; returns those of before."""
+    global _streams
+    before, _streams = _streams, streams
+    return before
+
+
+def advance_all() -> None:
+    """Start what can start on every stream."""
+    _streams.advance()
 
 
 def current_stream() -> Stream:
     """The stream that launches go to."""
-    return _current[-1]
+    return _streams.current[-1]
 
 
 def new_stream() -> Stream:
     """A stream that overlaps with the others."""
     stream = Stream()
-    _all[next(_count)] = stream
+    _streams.add(stream)
     return stream
 
 
 @contextmanager
 def use_stream(stream: Stream) -> Iterator[None]:
     """Send the launches of a ``with`` block to ``stream``."""
-    _current.append(stream)
+    current = _streams.current
+    current.append(stream)
     try:
         yield
     finally:
-        _current.pop()
+        current.pop()
 
 
 def synchronize() -> None:
     """Return when every stream is empty; raises the first error of a kernel."""
-    for stream in list(_all.values()):
+    for stream in list(_streams.all.values()):
         stream.synchronize()
 
 
 def progress() -> None:
     """Give every active launch one turn; host code that waits for another process calls it."""
-    for stream in list(_all.values()):
-        stream.advance()
-    if scheduler.active:
-        scheduler.step()
+    advance_all()
+    if scheduling.current().active:
+        scheduling.current().step()
 
 
 def submit(launch: Launch, before: Callable[[], None], after: Callable[[], None]) -> None:

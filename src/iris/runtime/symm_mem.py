@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 
 from iris.errors import IrisError
-from iris.runtime.heap import ALIGNMENT
+from iris.runtime.heap import ALIGNMENT, Region
 from iris.runtime.tensors import tensor_from_ptr
 
 
-class SymmetricMemoryRegion:
+class SymmetricMemoryRegion(Region):
     """GPU memory that every rank maps. Construction is collective.
 
     Args:
@@ -43,5 +43,4 @@ class SymmetricMemoryRegion:
         self.bases = [int(address) for address in self._handle.buffer_ptrs]
 
     def tensor(self, address: int, nbytes: int, owner: object) -> torch.Tensor:
-        """uint8 tensor over own memory; its storage keeps ``owner`` alive."""
         return tensor_from_ptr(address, nbytes, torch.uint8, self.device, owner=owner)

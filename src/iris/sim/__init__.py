@@ -1,0 +1,44 @@
+"""The simulator: all ranks of a world in this process, deterministic, under checks for races, deadlocks and bad accesses.
+
+results = iris.sim.run(fn, world_size=4)             # fn(ctx) on every rank
+iris.sim.explore(fn, world_size=4, seeds=range(100))
+"""
+
+from iris.errors import (
+    DeadlockError,
+    MissingBarrierWarning,
+    OutOfBoundsError,
+    RaceError,
+    SimulationError,
+    StepLimitError,
+    UninitializedReadError,
+)
+from iris.runtime.reports import (
+    Access,
+    BoundsReport,
+    DeadlockReport,
+    RaceReport,
+    UninitializedReport,
+    Waiter,
+)
+from iris.sim.running import explore, run
+from iris.sim.watcher import CHECKS
+
+__all__ = [
+    "CHECKS",
+    "Access",
+    "BoundsReport",
+    "DeadlockError",
+    "DeadlockReport",
+    "MissingBarrierWarning",
+    "OutOfBoundsError",
+    "RaceError",
+    "RaceReport",
+    "SimulationError",
+    "StepLimitError",
+    "UninitializedReadError",
+    "UninitializedReport",
+    "Waiter",
+    "explore",
+    "run",
+]

@@ -1,0 +1,108 @@
+"""What is global to a process and must be each rank's own while its host code runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class RandomState:
+    """Random numbers of PyTorch, NumPy and Python: every rank starts from the state of the process."""
+
+    def __init__(self, size: int, cuda: bool = False):
+        self._cuda = cuda
+        self._outside = self._get()
+        self._states = [self._outside] * size
+
+    def enter(self, rank: int) -> None:
+        self._outside = self._get()
+        self._set(self._states[rank])
+
+    def leave(self, rank: int) -> None:
+        self._states[rank] = self._get()
+        self._set(self._outside)
+
+    def _get(self) -> tuple[Any, ...]:
+        cuda = torch.cuda.get_rng_state() if self._cuda else None
+        return random.getstate(), np.random.get_state(), torch.default_generator.get_state(), cuda
+
+    def _set(self, state: tuple[Any, ...]) -> None:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        torch.default_generator.set_state(state[2])
+        if state[3] is not None:
+            torch.cuda.set_rng_state(state[3])
+
+
+class GradMode:
+    """Whether autograd records: ``torch.no_grad()`` of one rank is not that of the others."""
+
+    def __init__(self, size: int):
+        self._modes = [torch.is_grad_enabled()] * size
+        self._outside = torch.is_grad_enabled()
+
+    def enter(self, rank: int) -> None:
+        self._outside = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(self._modes[rank])
+
+    def leave(self, rank: int) -> None:
+        self._modes[rank] = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(self._outside)
+
+
+class Environment:
+    """The variables by which a launcher tells a process its rank."""
+
+    _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+    def __init__(self, size: int):
+        self._size = size
+        self._outside: dict[str, str | None] = {}
+
+    def enter(self, rank: int) -> None:
+        self._outside = {name: os.environ.get(name) for name in self._NAMES}
+        values = (rank, self._size, rank, self._size, "localhost", 29500)
+        os.environ.update({name: str(value) for name, value in zip(self._NAMES, values, strict=True)})
+
+    def leave(self, rank: int) -> None:
+        for name, value in self._outside.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class MainModules:
+    """The ``__main__`` of each rank of a script."""
+
+    def __init__(self, modules: list[Any]):
+        self._modules = modules
+        self._outside = sys.modules["__main__"]
+
+    def enter(self, rank: int) -> None:
+        self._outside = sys.modules["__main__"]
+        sys.modules["__main__"] = self._modules[rank]
+
+    def leave(self, rank: int) -> None:
+        sys.modules["__main__"] = self._outside
+
+
+class CudaStreams:
+    """The current stream of each rank on the GPU that they share."""
+
+    def __init__(self, size: int, device: int):
+        self._streams = [torch.cuda.Stream(device) for _ in range(size)]
+        self._outside: Any = None
+
+    def enter(self, rank: int) -> None:
+        self._outside = torch.cuda.current_stream()
+        torch.cuda.set_stream(self._streams[rank])
+
+    def leave(self, rank: int) -> None:
+        self._streams[rank] = torch.cuda.current_stream()
+        torch.cuda.set_stream(self._outside)

@@ -1,0 +1,210 @@
+"""``iris.sim.run`` and ``iris.sim.explore``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from iris import _env, _target
+from iris.device import _asm
+from iris.errors import ArgumentError, RuntimeConflict, SimulationError
+from iris.runtime.context import iris
+from iris.runtime.settle import settled
+from iris.runtime.world import Host, World
+from iris.sim.deadlock import deadlock
+from iris.sim.rank_state import CudaStreams, Environment, GradMode, RandomState
+from iris.sim.watcher import CHECKS, Watcher
+
+HEAP_BYTES = 1 << 30
+STEP_LIMIT = 20_000_000
+
+
+def run(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    seed: int = 0,
+    device: str = "mi300x",
+    resident_programs: int | None = None,
+    check: str | Sequence[str] = CHECKS,
+    on: str = "cpu",
+    link_gbps: float | None = None,
+    heap_size: int = HEAP_BYTES,
+    step_limit: int = STEP_LIMIT,
+    **kwargs: Any,
+) -> list[Any]:
+    """Run ``fn(ctx, *args, **kwargs)`` once for each rank, all ranks in this process.
+
+    Args:
+        fn: what a rank does; ``ctx`` is its :class:`iris.Iris`.
+        world_size: number of ranks.
+        seed: of the order in which ranks and programs run; the same seed gives the same run.
+        device: the device to stand for: its compute units and residency. Ignored with ``on="gpu"``.
+        resident_programs: programs of a rank that run at a time; default one for each compute unit of ``device``.
+        check: what to look for, names of :data:`CHECKS` as a sequence or joined by commas. Deadlocks are always found.
+        on: ``"cpu"`` interprets the kernels under the checks; ``"gpu"`` compiles them and runs all ranks on the current
+            GPU, each on a stream and with a share of the compute units of its own, without checks.
+        link_gbps: with ``on="gpu"``, paces what a rank reads from and writes to its peers to so many GB/s a direction.
+        heap_size: bytes of symmetric heap on each rank; host memory is taken when it is touched.
+        step_limit: polls and atomics of all programs after which the run is given up.
+
+    Returns:
+        What ``fn`` returned on each rank, in rank order.
+
+    Raises:
+        DeadlockError, RaceError, OutOfBoundsError, UninitializedReadError, StepLimitError: what was found, with a
+            ``report`` and the ``seed`` that repeats it.
+        RuntimeConflict: kernels of this process are compiled, but ``on="cpu"``, or the other way round.
+        Exception: whatever ``fn`` raised on the first rank that did.
+    """
+
+    def body() -> Any:
+        return fn(iris(heap_size), *args, **kwargs)
+
+    hosts = simulate(
+        [body] * _checked_size(world_size),
+        seed=seed,
+        device=device,
+        resident_programs=resident_programs,
+        check=check,
+        on=on,
+        link_gbps=link_gbps,
+        step_limit=step_limit,
+    )
+    return [host.value for host in hosts]
+
+
+def explore(
+    fn: Callable[..., Any], world_size: int, *args: Any, seeds: Iterable[int] = range(100), **options: Any
+) -> list[list[Any]]:
+    """:func:`run` with one seed after another, up to the first that fails.
+
+    Args:
+        seeds: the seeds, in order.
+        fn, world_size, args, options: as for :func:`run`.
+
+    Returns:
+        The results of each seed.
+
+    Raises:
+        Exception: what the first failing seed raised; the message of a finding ends with the seed that repeats it.
+    """
+    return [run(fn, world_size, *args, seed=seed, **options) for seed in seeds]
+
+
+def simulate(
+    bodies: Sequence[Callable[[], Any]],
+    *,
+    seed: int = 0,
+    device: str = "mi300x",
+    resident_programs: int | None = None,
+    check: str | Sequence[str] = CHECKS,
+    on: str = "cpu",
+    link_gbps: float | None = None,
+    step_limit: int = STEP_LIMIT,
+    all_outcomes: bool = False,
+    switches: Sequence[Any] = (),
+) -> list[Host]:
+    """Run one function for each rank; those that make a context with ``iris.iris()`` meet in one world.
+
+    Args:
+        all_outcomes: let the other ranks go on when one has raised, and return every outcome.
+        switches: state of the process that is each rank's own, beside what every world has.
+        bodies, others: as for :func:`run`.
+
+    Returns:
+        A host for each rank, with ``value`` and ``error``.
+    """
+    if on not in ("cpu", "gpu"):
+        raise ArgumentError(f"on must be 'cpu' or 'gpu', got {on!r}")
+    if link_gbps is not None and on != "gpu":
+        raise ArgumentError("link_gbps paces a real GPU and needs on='gpu'; for a prediction see iris.sim.predict")
+    checks = _checks(check)
+    _check_runtime(on)
+    world = World(
+        len(bodies),
+        seed=seed,
+        step_limit=step_limit,
+        interpreted=on == "cpu",
+        timeout_s=_env.get("IRIS_TIMEOUT"),
+    )
+    with ExitStack() as stack:
+        if on == "cpu":
+            _interpret(world, device, resident_programs, checks, stack)
+        else:
+            _share_gpu(world, link_gbps, stack)
+        world.switches += [Environment(world.size), GradMode(world.size), *switches]
+        try:
+            return world.run(bodies, all_outcomes=all_outcomes)
+        except SimulationError as error:
+            error.seed = seed
+            error.args = (f"{error.args[0]}\n    seed={seed} of iris.sim.run repeats it", *error.args[1:])
+            raise
+
+
+def _interpret(
+    world: World, device: str, resident_programs: int | None, checks: tuple[str, ...], stack: ExitStack
+) -> None:
+    from iris.runtime.interpreter import leave_language
+    from iris.sim.host_code import HostOperations, HostWaits
+
+    target = _device(device)
+    if resident_programs is not None and resident_programs < 1:
+        raise ArgumentError(f"resident_programs must be at least 1, got {resident_programs}")
+    world.residency = resident_programs or target.compute_units
+    world.target = replace(_target.INTERPRETER, compute_units=target.compute_units, name=f"simulated {target.name}")
+    watcher = Watcher(world, checks)
+    world.stuck = lambda: deadlock(world, watcher)
+    world.switches.append(RandomState(world.size))
+    clock = _asm.clock_ns
+    _asm.clock_ns = watcher.ticks
+    stack.callback(setattr, _asm, "clock_ns", clock)
+    stack.callback(leave_language)
+    stack.enter_context(HostWaits(watcher))
+    stack.enter_context(HostOperations(watcher))
+
+
+def _share_gpu(world: World, link_gbps: float | None, stack: ExitStack) -> None:
+    import torch
+
+    index = torch.cuda.current_device()
+    world.switches += [RandomState(world.size, cuda=True), CudaStreams(world.size, index)]
+    started = time.monotonic()
+    del started
+
+
+def _checks(check: str | Sequence[str]) -> tuple[str, ...]:
+    names = tuple(n.strip() for n in check.split(",") if n.strip()) if isinstance(check, str) else tuple(check)
+    unknown = [n for n in names if n not in CHECKS]
+    if unknown:
+        raise ArgumentError(f"check: {', '.join(unknown)} is not known; possible: {', '.join(CHECKS)}")
+    return names
+
+
+def _device(name: str) -> _target.Target:
+    if name not in _target.KNOWN:
+        raise ArgumentError(f"device {name!r} is not known; possible: {', '.join(_target.KNOWN)}")
+    return _target.KNOWN[name]
+
+
+def _checked_size(world_size: int) -> int:
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ArgumentError(f"world_size must be a number of ranks above 0, got {world_size!r}")
+    return world_size
+
+
+def _check_runtime(on: str) -> None:
+    runtime, reason = settled()
+    if on == "cpu" and runtime == "gpu":
+        raise RuntimeConflict(
+            f"iris.sim interprets kernels, but those of this process are compiled ({reason}). Start Python with "
+            "IRIS_RUNTIME=sim, or run on the GPU with on='gpu'"
+        )
+    if on == "gpu" and runtime != "gpu":
+        raise RuntimeConflict(
+            f"on='gpu' compiles kernels, but those of this process are interpreted ({reason}). Start Python with "
+            "IRIS_RUNTIME=gpu on a machine with a GPU"
+        )

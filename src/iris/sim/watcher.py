@@ -1,0 +1,311 @@
+"""Connects a world to the checker: which access of a program or of host code means what, and what orders what."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import triton
+
+from iris.errors import MissingBarrierWarning
+from iris.runtime import streams
+from iris.runtime.clocks import Actor, Clocks
+from iris.runtime.memory_map import MemoryMap, MemoryRegion
+from iris.runtime.observer import Observer
+from iris.runtime.races import RaceChecker
+from iris.runtime.scheduler import Launch, Program
+from iris.runtime.world import LaunchState, World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CHECKS = ("races", "deadlocks", "bounds", "uninitialized")
+
+_IRIS = Path(__file__).parents[1]
+# Kernels may be written in any file but these.
+_LIBRARY = (
+    *(str(Path(package.__file__).parent) + os.sep for package in (triton, np, torch)),
+    *(str(_IRIS / folder) + os.sep for folder in ("runtime", "device", "sim", "testing")),
+)
+_CONTEXT_FLAGS = "flags of the context"
+_from_library: dict[Any, bool] = {}
+
+
+@dataclass(frozen=True)
+class Who:
+    """An actor's name: a program of a kernel, or the host code of a rank (no kernel)."""
+
+    rank: int
+    kernel: str = ""
+    program: tuple[int, int, int] | None = None
+
+
+def _describe(who: Any) -> tuple[int, str, tuple[int, ...] | None]:
+    return who.rank, who.kernel, who.program
+
+
+def is_library(code: Any) -> bool:
+    """Whether a frame's code belongs to Triton, PyTorch, NumPy or the parts of Iris that kernels are not written in."""
+    known = _from_library.get(code)
+    if known is None:
+        name = code.co_filename
+        known = _from_library[code] = name.startswith(("<", *_LIBRARY))
+    return known
+
+
+def place() -> tuple[str, int]:
+    """File and line of the innermost frame that is not library code."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if not is_library(frame.f_code):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "unknown", 0
+
+
+class Watcher(Observer):
+    """Told of everything that happens in a world.
+
+    Args:
+        world: the world.
+        check: which of :data:`CHECKS` to make.
+        many_warps: whether the simulated device runs a program on warps that need a barrier before a release.
+    """
+
+    def __init__(self, world: World, check: Sequence[str] = CHECKS, many_warps: bool = True):
+        self.world = world
+        self.many_warps = many_warps
+        self.clocks = Clocks()
+        self.memory = MemoryMap()
+        self.tracking = "races" in check or "uninitialized" in check
+        self.checker = RaceChecker(
+            self.memory,
+            self.clocks,
+            _describe,
+            races="races" in check,
+            bounds="bounds" in check,
+            uninitialized="uninitialized" in check,
+        )
+        self._hosts = [self.clocks.nothing() for _ in range(world.size)]
+        self._actors: weakref.WeakKeyDictionary[Any, Actor] = weakref.WeakKeyDictionary()
+        self._slots: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        self._warned: set[tuple[str, int]] = set()
+        world.observer = self
+        world.memory_watcher = self
+        world.met = self.hosts_met
+
+    # Memory.
+
+    def allocated(self, rank: int, everywhere: list[int], nbytes: int, itemsize: int, site: str) -> None:
+        """A block of a rank's heap was given out; ``everywhere`` has its address on each rank."""
+        short = site.rpartition("/")[2]
+        region = MemoryRegion(everywhere[rank], nbytes, rank, short, site, born_uninitialized=True, itemsize=itemsize)
+        region.everywhere = tuple(everywhere)
+        self.memory.add(region)
+
+    def freed(self, address: int) -> None:
+        """A block was given back."""
+        self.memory.remove(address)
+
+    def noted(self, rank: int, tensor: torch.Tensor, label: str) -> None:
+        """Bookkeeping of a context, which reports leave out."""
+        self.memory.add_tensor(tensor, rank, label, internal=True)
+
+    def _name_arguments(self, launch: Launch, rank: int) -> None:
+        for name, value in (launch.keep or {}).items():
+            base = getattr(value, "base", value)  # a tensor descriptor has its tensor there
+            if not isinstance(base, torch.Tensor) or base.numel() == 0:
+                continue
+            region = self.memory.find(base.data_ptr()) or self.memory.add_tensor(base, rank, name)
+            if region is None or region.internal:
+                continue
+            whole = base.is_contiguous() and base.data_ptr() == region.start
+            for known in self._counterparts(region):
+                known.label = name
+                known.itemsize = base.element_size()
+                known.shape = tuple(base.shape) if whole else None
+
+    def _counterparts(self, region: MemoryRegion) -> list[MemoryRegion]:
+        """The same allocation on every rank."""
+        found = (self.memory.find(address) for address in region.everywhere) if region.everywhere else (region,)
+        return [r for r in found if r is not None and r.label != _CONTEXT_FLAGS]
+
+    # Kernels.
+
+    def launch_issued(self, launch: Launch, stream: Any) -> None:
+        rank = self.world.rank()
+        launch.state = LaunchState(rank, stream=stream, issued=self._hosts[rank])
+        self._name_arguments(launch, rank)
+
+    def launch_started(self, launch: Launch, stream: Any) -> None:
+        actor = self._stream_actor(stream, launch.state.rank)
+        actor.learn(launch.state.issued)
+        launch.state.known = actor.publish()
+
+    def program_started(self, program: Program) -> None:
+        launch, state = program.launch, program.launch.state
+        free = self._slots.setdefault(state.stream, [])
+        slot = free.pop() if free else self.clocks.new_slot()
+        who = Who(state.rank, launch.name, program.index)
+        actor = program.state.actor = Actor(self.clocks, slot, state.rank, who, state.known)
+        state.programs.append(actor)
+
+    def launch_ended(self, launch: Launch, stream: Any) -> None:
+        actor = self._stream_actor(stream, launch.state.rank)
+        for program in launch.state.programs:
+            actor.learn(program.publish())
+        self._slots.setdefault(stream, []).extend(p.slot for p in launch.state.programs)
+        launch.state.programs = []
+
+    def load(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int, volatile: bool) -> None:
+        flat = _active(addresses, mask)
+        if flat.size == 0:
+            return
+        actor = self.world.current.state.actor
+        doing = (*place(), "volatile load" if volatile else "load")
+        for region, inside in self.checker.locate(actor, flat, itemsize, doing):
+            if self.tracking and not region.internal:
+                entries = region.select(flat if inside is None else flat[inside], itemsize)
+                if volatile:
+                    unchanged = np.zeros(entries.size, dtype=bool)
+                    self.checker.atomic(actor, region, entries, unchanged, doing, "relaxed", "sys")
+                else:
+                    self.checker.plain(actor, region, entries, False, doing)
+
+    def store(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int) -> None:
+        flat = _active(addresses, mask)
+        if flat.size == 0:
+            return
+        state = self.world.current.state
+        doing = (*place(), "store")
+        for region, inside in self.checker.locate(state.actor, flat, itemsize, doing):
+            if self.tracking and not region.internal:
+                entries = region.select(flat if inside is None else flat[inside], itemsize)
+                self.checker.plain(state.actor, region, entries, True, doing)
+        state.unpublished = True
+        self.world.changed(int(flat.min()), int(flat.max()) + itemsize - 1)
+
+    def before_atomic(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int) -> None:
+        if self.checker.bounds:
+            self.checker.locate(
+                self.world.current.state.actor, _active(addresses, mask), itemsize, (*place(), "atomic")
+            )
+
+    def atomic(
+        self,
+        name: str,
+        addresses: np.ndarray,
+        mask: np.ndarray | None,
+        itemsize: int,
+        sem: str,
+        scope: str,
+        changed: np.ndarray,
+    ) -> None:
+        flat = _active(addresses, mask)
+        if flat.size == 0:
+            return
+        state = self.world.current.state
+        file, line = place()
+        if sem in ("release", "acq_rel") and scope != "cta":
+            self._check_barrier(state, file, line)
+        if self.tracking:
+            doing = (file, line, f"atomic {name} ({sem}, {scope})")
+            changes = _active(changed, mask)
+            for region, inside in self.checker.locate(state.actor, flat, itemsize, doing):
+                if region.internal:
+                    continue
+                chosen, moved = (flat, changes) if inside is None else (flat[inside], changes[inside])
+                entries = region.select(chosen, itemsize)
+                if entries.size != moved.size:
+                    moved = np.repeat(moved, entries.size // moved.size)
+                overwrites = name in ("xchg", "store")
+                self.checker.atomic(state.actor, region, entries, moved, doing, sem, scope, overwrites)
+        if flat.size > 1:
+            state.unpublished = True
+        if changed.any():
+            self.world.changed(int(flat.min()), int(flat.max()) + itemsize - 1)
+
+    def barrier(self) -> None:
+        self.world.current.state.unpublished = False
+
+    def _check_barrier(self, state: Any, file: str, line: int) -> None:
+        launch = self.world.current.launch
+        if not state.unpublished or not self.many_warps or launch.num_warps == 1 or (file, line) in self._warned:
+            return
+        self._warned.add((file, line))
+        warnings.warn_explicit(
+            f"kernel {launch.name} releases at {file}:{line} after stores with no tl.debug_barrier() in between: on a GPU "
+            "the release covers the stores of the releasing thread only, those of other warps may come later. Call "
+            "tl.debug_barrier() before it, or use iris.signal.notify",
+            MissingBarrierWarning,
+            file,
+            line,
+        )
+
+    # Hosts and streams.
+
+    def stream_actor(self, rank: int) -> Actor:
+        """Who does the PyTorch operations of a rank's host code now, ordered after the host."""
+        actor = self._stream_actor(streams.current_stream(), rank)
+        actor.learn(self._hosts[rank])
+        return actor
+
+    def _stream_actor(self, stream: Any, rank: int) -> Actor:
+        actor = self._actors.get(stream)
+        if actor is None:
+            actor = Actor(self.clocks, self.clocks.new_slot(), rank, Who(rank), self._hosts[rank])
+            self._actors[stream] = actor
+        return actor
+
+    def event_recorded(self, mark: Any, stream: Any) -> None:
+        actor = self._actors.get(stream)
+        mark.known = actor.publish() if actor is not None else None
+
+    def event_awaited(self, mark: Any, stream: Any) -> None:
+        host = self.world.host
+        rank = host.rank if host is not None else self._actors[stream].rank if stream in self._actors else 0
+        self._stream_actor(stream, rank).learn(getattr(mark, "known", None))
+
+    def host_awaited(self, what: Any) -> None:
+        rank = self.world.rank()
+        if isinstance(what, streams.Stream):
+            actor = self._actors.get(what)
+            known = actor.publish() if actor is not None else None
+        else:
+            known = getattr(what, "known", None)
+        if known is not None:
+            self._hosts[rank] = _larger(self._hosts[rank], known)
+
+    def hosts_met(self, ranks: Sequence[int], what: str) -> None:
+        """Hosts have exchanged something: what each does next is ordered after what all had waited for."""
+        together = self._hosts[ranks[0]]
+        for rank in ranks[1:]:
+            together = _larger(together, self._hosts[rank])
+        for rank in ranks:
+            self._hosts[rank] = together
+
+    def ticks(self) -> int:
+        """The clock of the running program in nanoseconds, for kernels that read one."""
+        program = self.world.current
+        return 1000 * program.state.moves if program is not None else 0
+
+
+def _active(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    if mask is None or mask.all():
+        return values.reshape(-1)
+    return values[np.broadcast_to(mask, values.shape)]
+
+
+def _larger(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    if len(one) < len(other):
+        one, other = other, one
+    result = one.copy()
+    np.maximum(result[: len(other)], other, out=result[: len(other)])
+    return result

@@ -1,4 +1,5 @@
-"""Fixtures that run a test body on pools of rank processes, on the cpu runtime or, with ``--runtime gpu``, on GPUs.
+"""Fixtures that run a test body on ranks: processes on the cpu runtime or, with ``--runtime gpu``, on GPUs; coroutines
+in the simulator with ``--runtime sim``, or on the one GPU that they share with ``--runtime loopback``.
 
 A test is written once:
 
@@ -29,8 +30,8 @@ _left_out = pytest.StashKey[str]()
 def pytest_addoption(parser):
     parser.addoption(
         "--runtime",
-        choices=("cpu", "gpu"),
-        help="where the ranks of test pools run; default: gpu with -m gpu, else cpu",
+        choices=("cpu", "gpu", "sim", "loopback"),
+        help="where the ranks of test bodies run; default: gpu with -m gpu, else cpu",
     )
     parser.addoption(
         "--worlds", default=",".join(map(str, WORLDS)), help="world sizes of tests that take any (default: %(default)s)"
@@ -47,7 +48,7 @@ def pytest_configure(config):
     # Settle this process before test modules decorate kernels: its tests run where those of the ranks do. Processes
     # that tests start settle by themselves.
     before = os.environ.get("IRIS_RUNTIME")
-    os.environ["IRIS_RUNTIME"] = config.option.runtime
+    os.environ["IRIS_RUNTIME"] = {"loopback": "gpu"}.get(config.option.runtime, config.option.runtime)
     import iris  # noqa: F401
 
     if before is None:
@@ -67,8 +68,15 @@ def _names(mark):
     return [n.strip() for n in names.split(",")] if isinstance(names, str) else names
 
 
+def pytest_runtest_setup(item):
+    mark = item.get_closest_marker("processes")
+    runtime = item.config.option.runtime
+    if mark and runtime in ("sim", "loopback"):
+        pytest.skip(f"not with --runtime {runtime}: {mark.args[0]}")
+
+
 def pytest_itemcollected(item):
-    if item.config.option.runtime == "gpu" and "ranks" in getattr(item, "fixturenames", ()):
+    if item.config.option.runtime in ("gpu", "loopback") and "ranks" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.gpu)
 
 
@@ -114,6 +122,10 @@ class _Pools:
     def __call__(self, world_size):
         from iris.testing import RankPool
 
+        if self.runtime in ("sim", "loopback"):
+            from simulated_ranks import SimulatedRanks
+
+            return SimulatedRanks(world_size, self.runtime)
         if world_size not in self.pools:
             self.pools[world_size] = RankPool(world_size, runtime=self.runtime, timeout=_BODY_SECONDS)
         self.pools.move_to_end(world_size)

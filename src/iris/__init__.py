@@ -10,6 +10,7 @@ _settle()
 
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError  # noqa: E402
 from importlib.metadata import version as _version  # noqa: E402
+from typing import TYPE_CHECKING as _TYPE_CHECKING  # noqa: E402
 
 from iris import errors, hip, logging, ops  # noqa: E402
 from iris.device import clock as device_utils  # noqa: E402
@@ -33,6 +34,9 @@ from iris.runtime.logs import DEBUG, ERROR, INFO, WARNING, logger, set_logger_le
 from iris.runtime.tensors import CUDAArrayInterface, tensor_from_ptr  # noqa: E402
 from iris.runtime.timing import do_bench  # noqa: E402
 
+if _TYPE_CHECKING:
+    from iris import sim
+
 Context = DeviceContext
 
 Iris.services.update(
@@ -40,7 +44,6 @@ Iris.services.update(
     ops="iris.ops:OpsNamespace",
     all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",
 )
-
 
 
 def __getattr__(name: str):

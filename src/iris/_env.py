@@ -62,9 +62,10 @@ _ALL = (
     Variable(
         "IRIS_RUNTIME",
         "auto",
-        "auto, gpu or cpu",
-        "Where ranks run. auto takes gpu when a GPU is visible and cpu otherwise.",
-        _choice("auto", "gpu", "cpu"),
+        "auto, gpu, cpu or sim",
+        "Where ranks run. auto takes gpu when a GPU is visible and cpu otherwise. sim interprets kernels as cpu does, "
+        "for `iris.sim` and `iris run --sim`.",
+        _choice("auto", "gpu", "cpu", "sim"),
     ),
     Variable(
         "IRIS_LOG_LEVEL",

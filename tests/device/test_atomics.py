@@ -118,13 +118,16 @@ def test_sums_and_bounds_hold_every_contribution(ranks, world, sem):
 
 
 def body_scopes(ctx):
-    # Narrow scopes are for one rank's own words: programs of one grid add to them.
+    # Narrow scopes are for one rank's own words: programs of one grid add to them, but "cta" is for one program alone.
     for scope in SCOPES:
+        programs = 1 if scope == "cta" else 3
         cells = ctx.zeros(16, dtype=torch.int32)
         ctx.barrier()
-        add_kernel[(3,)](cells, 16, 0, 1, ctx.get_heap_bases()[ctx.get_rank() :], SEM=None, SCOPE=scope, BLOCK=16)
+        add_kernel[(programs,)](
+            cells, 16, 0, 1, ctx.get_heap_bases()[ctx.get_rank() :], SEM=None, SCOPE=scope, BLOCK=16
+        )
         ctx.barrier()
-        want = sum((torch.arange(16) + program) % 8 for program in range(3))
+        want = sum((torch.arange(16) + program) % 8 for program in range(programs))
         assert torch.equal(cells.cpu(), want.to(torch.int32)), scope
 
 

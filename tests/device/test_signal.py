@@ -162,5 +162,6 @@ def body_timeout(rank, world_size, limit):
     os.environ.pop("IRIS_TIMEOUT")
 
 
+@pytest.mark.processes("a wait that ends by its time limit; simulated ones end as deadlocks")
 def test_a_wait_in_vain_is_an_error_on_every_rank(ranks, world):
     ranks(world).run(body_timeout, 2.0, context=None)

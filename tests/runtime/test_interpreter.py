@@ -7,8 +7,8 @@ import triton.language as tl
 
 import iris
 from iris.errors import ArgumentError, WaitTimeout
-from iris.runtime import settle, streams
 from iris.runtime import scheduler as scheduling
+from iris.runtime import settle, streams
 
 pytestmark = pytest.mark.skipif(
     settle.settle() == "gpu", reason="the gpu runtime compiles kernels; nothing is interpreted"

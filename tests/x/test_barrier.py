@@ -116,5 +116,6 @@ def body_missing(rank, world_size):
     assert (record.rank, record.kernel, record.peer, record.wanted, record.seen) == (rank, "device_barrier", 1, 1, 0)
 
 
+@pytest.mark.processes("a wait that ends by its time limit; simulated ones end as deadlocks")
 def test_a_rank_that_does_not_come_is_named(ranks):
     ranks(2).run(body_missing, context=None)

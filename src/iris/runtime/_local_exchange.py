@@ -131,6 +131,8 @@ class Call:
             for t in transfers:
                 # copy_ would broadcast a source of another shape.
                 t.target.detach().copy_(t.source.detach().reshape(t.target.shape))
+        # The copies were made by one rank for all of them.
+        self.host.order(list(dict.fromkeys(self.ranks)), self.what)
         if here is not None:
             self.end = here.record_event()
             for stream, _ in marks:

@@ -65,6 +65,11 @@ class Iris(TensorFactory):
         if self._local_world is not None:
             self.runtime = "sim" if self._local_world.interpreted else "loopback"
             self.runtime_reason = "iris.sim runs the ranks in this process"
+        elif self.runtime == "sim":
+            raise RuntimeConflict(
+                "IRIS_RUNTIME=sim, but no simulation is running: call iris.iris() from what iris.sim.run runs, start "
+                "the script with `iris run --sim -n 4 script.py`, or take IRIS_RUNTIME=cpu"
+            )
         self._torch_device = self._choose_device()
         self.device = str(self._torch_device)
         on_gpu = self._torch_device.type == "cuda"
@@ -106,6 +111,8 @@ class Iris(TensorFactory):
 
     def _make_exchange(self, on_gpu: bool) -> Exchange:
         if self._local_world is not None:
+            if not dist.is_initialized():
+                dist.init_process_group()
             numbers = self._local_world.shared.setdefault(("contexts", self._local_world.rank()), itertools.count())
             return LocalExchange(self._local_world, f"iris/{next(numbers)}", self.timeout_s)
         store, rank, world_size, owns_group = initialize_distributed(_backend(on_gpu), self.timeout_s)

@@ -44,7 +44,8 @@ class LocalDistributed:
         wait_until: suspends that host code until the condition holds. The text says what it waits for. It raises when
             the world has been aborted or can no longer move.
         order: called with the ranks of a call (world ranks, group order) and a description, once all of them have
-            posted it and before its data moves. Everything they issued before comes before everything after.
+            posted it and before its data moves, and again when it has moved (one rank moves it for all). Everything
+            they issued before comes before everything after.
     """
 
     _entered: ClassVar[LocalDistributed | None] = None

@@ -1,9 +1,9 @@
 """Which memory a simulated world knows: allocations of the heaps and other tensors, with a shadow of who touched them.
 
 The shadow of a region has an entry for each granule, the smallest element that the region was accessed with so far.
-Entries are int32: who wrote last, who has read since, which atomics happened since, what those atomics published. Arrays
-are made when they are first needed and their pages when they are first touched, so memory grows with the memory used:
-at most 16 bytes for each byte.
+Entries are int32: who wrote last, who has read since, which atomics happened since, what those atomics published.
+Arrays are made when they are first needed and their pages when they are first touched, so memory grows with the memory
+used: at most 16 bytes for each byte.
 """
 
 from __future__ import annotations

@@ -55,6 +55,9 @@ class RaceChecker:
         self.races = races
         self.bounds = bounds
         self.uninitialized = uninitialized
+        # Stores that were released before every warp of their program had met: number -> where.
+        self.uncovered: dict[int, tuple[str, str, int]] = {}
+        self.relied: Callable[[int, object], None] = lambda earlier, later: None
         self._describe = describe
         self._messages: list[_Message | None] = [None]
 
@@ -87,8 +90,8 @@ class RaceChecker:
             left &= ~inside
         return found
 
-    def plain(self, actor: Actor, region: MemoryRegion, entries, write: bool, doing: tuple[str, int, str]) -> None:
-        """A load or store that is no atomic, at shadow entries of a region."""
+    def plain(self, actor: Actor, region: MemoryRegion, entries, write: bool, doing: tuple[str, int, str]) -> int:
+        """A load or store that is no atomic, at shadow entries of a region; returns the number of the access."""
         assert region.writes is not None
         assert region.reads is not None
         number = self.clocks.number(actor, *doing)
@@ -100,7 +103,7 @@ class RaceChecker:
                 self._check(actor, region, region.atomics, entries, number, PLAIN, True)
         if not write:
             self._include(actor, region.reads, entries, number)
-            return
+            return number
         if self.races:
             self._check(actor, region, region.reads, entries, number, PLAIN, True)
         region.writes[entries] = number
@@ -109,6 +112,7 @@ class RaceChecker:
             assert region.published is not None
             region.atomics[entries] = 0
             region.published[entries] = 0
+        return number
 
     def atomic(
         self,
@@ -210,6 +214,8 @@ class RaceChecker:
         for value in values:
             accesses = self.clocks.sets[value] if sets else np.array([value], dtype=np.int32)
             unordered = self.clocks.unordered(actor, accesses, level)
+            if self.uncovered and not sets and value in self.uncovered and self.clocks.slots[value] != actor.slot:
+                self.relied(int(value), actor.who)
             if unordered.any():
                 self._race(actor, region, entries, current == value, int(accesses[unordered][0]), number)
 
@@ -331,7 +337,7 @@ def raise_report(kind, report) -> None:
 def _missing(first: Access, second: Access, first_level: int, second_level: int) -> str:
     """What would order two accesses, in words."""
     across = first.rank != second.rank
-    if PLAIN < first_level < SYS and across or PLAIN < second_level < SYS and across:
+    if (PLAIN < first_level < SYS and across) or (PLAIN < second_level < SYS and across):
         narrow = first if PLAIN < first_level < SYS else second
         scope = "gpu" if max(min(first_level, second_level), CTA) == GPU else "cta"
         return (
@@ -341,8 +347,9 @@ def _missing(first: Access, second: Access, first_level: int, second_level: int)
     if (first_level > PLAIN) != (second_level > PLAIN):
         plain = first if first_level == PLAIN else second
         return (
-            f"the {plain.what} of {plain.who()} is no atomic, so it may not happen beside one. Order it before or after "
-            f"with a flag{' or a barrier of the ranks' if across else ''}, or make it an atomic"
+            f"the {plain.what} of {plain.who()} is no atomic, so it may not happen beside one. Order it before or "
+            "after "
+            f"it with a flag{' or a barrier of the ranks' if across else ''}, or make it an atomic"
         )
     if not first.kernel or not second.kernel:
         host = first if not first.kernel else second
@@ -355,9 +362,9 @@ def _missing(first: Access, second: Access, first_level: int, second_level: int)
         return "they are on different streams of the rank: let one stream wait for an event of the other"
     if across:
         return (
-            f"rank {first.rank} must release at scope 'sys' (iris.signal.notify) after its access, and rank {second.rank} "
-            "acquire the same flag (iris.signal.wait) before its own; relaxed atomics, 'gpu' scope and volatile loads "
-            "do not order ranks"
+            f"rank {first.rank} must release at scope 'sys' (iris.signal.notify) after its access, and rank "
+            f"{second.rank} acquire the same flag (iris.signal.wait) before its own; relaxed atomics, 'gpu' scope and "
+            "volatile loads do not order ranks"
         )
     if first.kernel == second.kernel and first.launch == second.launch:
         return (

@@ -152,8 +152,8 @@ class Scheduler:
             program.turns += 1
             if program.turns > LOOP_LIMIT:
                 raise StepLimitError(
-                    f"{program.describe()} has taken {program.turns - 1} turns of its loops without touching memory, so "
-                    "nothing that another program does can end it"
+                    f"{program.describe()} has taken {program.turns - 1} turns of its loops without touching memory, "
+                    "so nothing that another program does can end it"
                 )
 
     def touched(self) -> None:

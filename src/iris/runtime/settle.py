@@ -21,7 +21,7 @@ def gpu_visible() -> bool:
 
 
 def choose() -> tuple[str, str]:
-    """The runtime (``gpu`` or ``cpu``) and why, from the environment and the machine."""
+    """The runtime (``gpu``, ``cpu`` or ``sim``) and why, from the environment and the machine."""
     wanted = _env.get("IRIS_RUNTIME")
     if wanted != "auto":
         return wanted, f"IRIS_RUNTIME={wanted}"

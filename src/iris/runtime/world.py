@@ -1,8 +1,8 @@
 """Many ranks in one process: the host code of each is a coroutine, and one scheduler runs hosts and programs of all.
 
-Host code gives up control where it would wait: for a launch on the default stream, for ``synchronize``, for an event, in
-an exchange between hosts. Programs give it up at atomics and volatile loads. Who goes next is drawn from a seed, and each
-seed also makes some ranks and programs slow, so that different seeds try different orders.
+Host code gives up control where it would wait: for a launch on the default stream, for ``synchronize``, for an event,
+in an exchange between hosts. Programs give it up at atomics and volatile loads. Who goes next is drawn from a seed, and
+each seed also makes some ranks and programs slow, so that different seeds try different orders.
 
 A program that polls is set aside until something it polled has changed. When nothing can move, everyone who was set
 aside gets some more turns (a loop may count its polls); when that moves nothing either, the world is stuck.
@@ -93,8 +93,8 @@ class ProgramState:
     retired: bool = False
     polled: set[int] = field(default_factory=set)
     actor: Any = None
-    unpublished: bool = False  # stores since the last tl.debug_barrier
-    moves: int = 0  # accesses that changed something; the clock of a program when nothing models time
+    unpublished: set[int] = field(default_factory=set)  # numbers of its stores since the last tl.debug_barrier
+    accesses: int = 0  # plain loads and stores; the clock of a program when nothing models time
 
 
 @dataclass
@@ -230,7 +230,6 @@ class World(Scheduler):
         state: ProgramState = program.state
         program.idle = idle
         if not idle:
-            state.moves += 1
             self._patience = 0
             self._unwatch(program)
         elif addresses is not None and addresses.size <= _MOST_POLLED:
@@ -279,7 +278,8 @@ class World(Scheduler):
 
     def start(self, launch: Launch) -> None:
         state: LaunchState = launch.state
-        state.waiting = list(product(*(range(extent) for extent in launch.grid)))
+        x, y, z = (range(extent) for extent in launch.grid)
+        state.waiting = list(product(x, y, z))
         self._random.shuffle(state.waiting)
         launch.waiting = None
         self.active.append(launch)

@@ -1,4 +1,4 @@
-"""The simulator: all ranks of a world in this process, deterministic, under checks for races, deadlocks and bad accesses.
+"""The simulator: all ranks of a world in this process, deterministic, checked for races, deadlocks and bad accesses.
 
 results = iris.sim.run(fn, world_size=4)             # fn(ctx) on every rank
 iris.sim.explore(fn, world_size=4, seeds=range(100))

@@ -37,9 +37,9 @@ def _not_started(world: World) -> list[str]:
         if waiting:
             total = int(np.prod(launch.grid))
             texts.append(
-                f"rank {launch.state.rank}, kernel {launch.name}: {waiting} of {total} programs have not started, because "
-                f"{world.residency} run at a time (resident_programs) and those wait. A program may wait only for what "
-                "runs already or is done: give roles out by an atomic ticket, or launch no more programs than fit"
+                f"rank {launch.state.rank}, kernel {launch.name}: {waiting} of {total} programs have not started, "
+                f"because {world.residency} run at a time (resident_programs) and those wait. A program may wait only for "
+                "what runs already or is done: give roles out by an atomic ticket, or launch no more programs than fit"
             )
     return texts
 
@@ -72,7 +72,7 @@ def _waiter(program: Program, watcher: Watcher) -> Waiter:
 
 
 def _frame(program: Program) -> tuple[Any, int | None]:
-    """The innermost frame that is not library code, and the value that ``iris.signal.wait`` waits for if it is there."""
+    """The innermost frame that is not library code, and what ``iris.signal.wait`` waits for if it is there."""
     frame, wanted = program.coroutine.gr_frame, None
     while frame is not None and is_library(frame.f_code):
         if frame.f_code.co_name == "wait" and frame.f_code.co_filename.endswith("/device/signal.py"):

@@ -18,16 +18,57 @@ if TYPE_CHECKING:
 
 # In-place operations that do not read what they overwrite.
 _OVERWRITE = frozenset(
-    "zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ geometric_ cauchy_ set_ eye_".split()
+    {
+        "zero_",
+        "fill_",
+        "copy_",
+        "normal_",
+        "uniform_",
+        "random_",
+        "bernoulli_",
+        "exponential_",
+        "log_normal_",
+        "geometric_",
+        "cauchy_",
+        "set_",
+        "eye_",
+    }
 )
 # They write elements that their other arguments choose.
 _PARTIAL = frozenset(
-    "index_put_ _index_put_impl_ scatter_ scatter_add_ masked_scatter_ index_copy_ index_fill_".split()
+    {
+        "index_put_",
+        "_index_put_impl_",
+        "scatter_",
+        "scatter_add_",
+        "masked_scatter_",
+        "index_copy_",
+        "index_fill_",
+    }
 )
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_")
 # They hand a value to the host, which on a GPU waits for the stream.
-_HOST_READS = frozenset(["_local_scalar_dense", "equal", "is_nonzero"])
-_HOST_FUNCTIONS = frozenset("cpu tolist numpy item __array__ __bool__ __int__ __float__ __index__ __repr__".split())
+_HOST_READS = frozenset(
+    {
+        "_local_scalar_dense",
+        "equal",
+        "is_nonzero",
+    }
+)
+_HOST_FUNCTIONS = frozenset(
+    {
+        "cpu",
+        "tolist",
+        "numpy",
+        "item",
+        "__array__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__repr__",
+    }
+)
 
 
 @cache
@@ -90,7 +131,7 @@ class HostOperations(TorchDispatchMode):
         region = self._watcher.memory.find(tensor.data_ptr())
         return None if region is None or region.internal else region
 
-    def _access(self, actor, region, tensor: torch.Tensor, name: str, read: bool, written: bool) -> None:
+    def _access(self, actor: Actor, region: MemoryRegion, tensor: Any, name: str, read: bool, written: bool) -> None:
         watcher = self._watcher
         if not watcher.tracking:
             if written:

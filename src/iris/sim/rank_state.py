@@ -56,21 +56,36 @@ class GradMode:
 
 
 class Environment:
-    """The variables by which a launcher tells a process its rank."""
-
-    _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    """Environment variables: those by which a launcher tells a process its rank, and whatever a rank changes."""
 
     def __init__(self, size: int):
-        self._size = size
-        self._outside: dict[str, str | None] = {}
+        self._changes: list[dict[str, str | None]] = [
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(size),
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": "29500",
+            }
+            for rank in range(size)
+        ]
+        self._outside = dict(os.environ)
 
     def enter(self, rank: int) -> None:
-        self._outside = {name: os.environ.get(name) for name in self._NAMES}
-        values = (rank, self._size, rank, self._size, "localhost", 29500)
-        os.environ.update({name: str(value) for name, value in zip(self._NAMES, values, strict=True)})
+        self._outside = dict(os.environ)
+        self._apply(self._changes[rank])
 
     def leave(self, rank: int) -> None:
-        for name, value in self._outside.items():
+        now, before = dict(os.environ), self._outside
+        changes: dict[str, str | None] = {name: value for name, value in now.items() if before.get(name) != value}
+        changes.update(dict.fromkeys(before.keys() - now.keys()))
+        self._changes[rank] = changes
+        self._apply({name: before.get(name) for name in changes})
+
+    @staticmethod
+    def _apply(changes: dict[str, str | None]) -> None:
+        for name, value in changes.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

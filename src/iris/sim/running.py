@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,8 +9,9 @@ from typing import Any
 
 from iris import _env, _target
 from iris.device import _asm
-from iris.errors import ArgumentError, RuntimeConflict, SimulationError
+from iris.errors import ArgumentError, RankLost, RuntimeConflict, SimulationError
 from iris.runtime.context import iris
+from iris.runtime.local_group import LocalDistributed
 from iris.runtime.settle import settled
 from iris.runtime.world import Host, World
 from iris.sim.deadlock import deadlock
@@ -132,11 +132,14 @@ def simulate(
         timeout_s=_env.get("IRIS_TIMEOUT"),
     )
     with ExitStack() as stack:
+        order: Callable[[Sequence[int], str], None] = lambda ranks, what: None  # noqa: E731
         if on == "cpu":
-            _interpret(world, device, resident_programs, checks, stack)
+            order = _interpret(world, device, resident_programs, checks, all_outcomes, stack)
         else:
             _share_gpu(world, link_gbps, stack)
-        world.switches += [Environment(world.size), GradMode(world.size), *switches]
+        distributed = LocalDistributed(world.size, world.rank, world.run_until, order)
+        stack.callback(distributed.close)
+        world.switches += [Environment(world.size), GradMode(world.size), distributed, *switches]
         try:
             return world.run(bodies, all_outcomes=all_outcomes)
         except SimulationError as error:
@@ -146,8 +149,14 @@ def simulate(
 
 
 def _interpret(
-    world: World, device: str, resident_programs: int | None, checks: tuple[str, ...], stack: ExitStack
-) -> None:
+    world: World,
+    device: str,
+    resident_programs: int | None,
+    checks: tuple[str, ...],
+    all_outcomes: bool,
+    stack: ExitStack,
+) -> Callable[[Sequence[int], str], None]:
+    """Set a world up for interpreted kernels; returns what a collective of torch.distributed orders."""
     from iris.runtime.interpreter import leave_language
     from iris.sim.host_code import HostOperations, HostWaits
 
@@ -157,7 +166,7 @@ def _interpret(
     world.residency = resident_programs or target.compute_units
     world.target = replace(_target.INTERPRETER, compute_units=target.compute_units, name=f"simulated {target.name}")
     watcher = Watcher(world, checks)
-    world.stuck = lambda: deadlock(world, watcher)
+    world.stuck = lambda: _stuck(world, watcher, all_outcomes)
     world.switches.append(RandomState(world.size))
     clock = _asm.clock_ns
     _asm.clock_ns = watcher.ticks
@@ -165,6 +174,19 @@ def _interpret(
     stack.callback(leave_language)
     stack.enter_context(HostWaits(watcher))
     stack.enter_context(HostOperations(watcher))
+    return watcher.collective
+
+
+def _stuck(world: World, watcher: Watcher, all_outcomes: bool) -> SimulationError | None:
+    """The error for a world in which nothing moves; None when hosts that wait for ended ranks have been told so."""
+    ended = [h for h in world.hosts if h.done]
+    waiting = [h for h in world.hosts if not h.done]
+    if not all_outcomes or not ended or world.active:
+        return deadlock(world, watcher)
+    for host in waiting:
+        names = "; ".join(h.describe() for h in ended)
+        world.fail_host(host, RankLost(f"rank {host.rank} waits for {host.waits_for}, but {names}"))
+    return None
 
 
 def _share_gpu(world: World, link_gbps: float | None, stack: ExitStack) -> None:
@@ -172,8 +194,6 @@ def _share_gpu(world: World, link_gbps: float | None, stack: ExitStack) -> None:
 
     index = torch.cuda.current_device()
     world.switches += [RandomState(world.size, cuda=True), CudaStreams(world.size, index)]
-    started = time.monotonic()
-    del started
 
 
 def _checks(check: str | Sequence[str]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ CHECKS = ("races", "deadlocks", "bounds", "uninitialized")
 _IRIS = Path(__file__).parents[1]
 # Kernels may be written in any file but these.
 _LIBRARY = (
-    *(str(Path(package.__file__).parent) + os.sep for package in (triton, np, torch)),
+    *(str(Path(str(package.__file__)).parent) + os.sep for package in (triton, np, torch)),
     *(str(_IRIS / folder) + os.sep for folder in ("runtime", "device", "sim", "testing")),
 )
 _CONTEXT_FLAGS = "flags of the context"
@@ -45,10 +45,15 @@ class Who:
     rank: int
     kernel: str = ""
     program: tuple[int, int, int] | None = None
+    launch: Any = None
 
 
 def _describe(who: Any) -> tuple[int, str, tuple[int, ...] | None]:
     return who.rank, who.kernel, who.program
+
+
+def _named(who: Who) -> str:
+    return f"kernel {who.kernel} of rank {who.rank}" if who.kernel else f"the host code of rank {who.rank}"
 
 
 def is_library(code: Any) -> bool:
@@ -93,6 +98,7 @@ class Watcher(Observer):
             bounds="bounds" in check,
             uninitialized="uninitialized" in check,
         )
+        self.checker.relied = self._relied
         self._hosts = [self.clocks.nothing() for _ in range(world.size)]
         self._actors: weakref.WeakKeyDictionary[Any, Actor] = weakref.WeakKeyDictionary()
         self._slots: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
@@ -153,7 +159,7 @@ class Watcher(Observer):
         launch, state = program.launch, program.launch.state
         free = self._slots.setdefault(state.stream, [])
         slot = free.pop() if free else self.clocks.new_slot()
-        who = Who(state.rank, launch.name, program.index)
+        who = Who(state.rank, launch.name, program.index, launch)
         actor = program.state.actor = Actor(self.clocks, slot, state.rank, who, state.known)
         state.programs.append(actor)
 
@@ -163,12 +169,27 @@ class Watcher(Observer):
             actor.learn(program.publish())
         self._slots.setdefault(stream, []).extend(p.slot for p in launch.state.programs)
         launch.state.programs = []
+        # What runs later is ordered after the end of the launch, which covers all of its stores.
+        ended = [n for n in self.checker.uncovered if self._launch_of(n) is launch]
+        for number in ended:
+            del self.checker.uncovered[number]
+
+    def _launch_of(self, number: int) -> Launch | None:
+        doing = self.clocks.doings[number]
+        return doing.who.launch if doing is not None else None
+
+    def _running(self) -> Program:
+        program = self.world.current
+        assert program is not None
+        return program
 
     def load(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int, volatile: bool) -> None:
         flat = _active(addresses, mask)
         if flat.size == 0:
             return
-        actor = self.world.current.state.actor
+        state = self._running().state
+        state.accesses += not volatile
+        actor = state.actor
         doing = (*place(), "volatile load" if volatile else "load")
         for region, inside in self.checker.locate(actor, flat, itemsize, doing):
             if self.tracking and not region.internal:
@@ -183,20 +204,20 @@ class Watcher(Observer):
         flat = _active(addresses, mask)
         if flat.size == 0:
             return
-        state = self.world.current.state
+        state = self._running().state
+        state.accesses += 1
         doing = (*place(), "store")
         for region, inside in self.checker.locate(state.actor, flat, itemsize, doing):
             if self.tracking and not region.internal:
                 entries = region.select(flat if inside is None else flat[inside], itemsize)
-                self.checker.plain(state.actor, region, entries, True, doing)
-        state.unpublished = True
+                number = self.checker.plain(state.actor, region, entries, True, doing)
+                if flat.size > 1 and self._warps(state) > 1:
+                    state.unpublished.add(number)
         self.world.changed(int(flat.min()), int(flat.max()) + itemsize - 1)
 
     def before_atomic(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int) -> None:
         if self.checker.bounds:
-            self.checker.locate(
-                self.world.current.state.actor, _active(addresses, mask), itemsize, (*place(), "atomic")
-            )
+            self.checker.locate(self._running().state.actor, _active(addresses, mask), itemsize, (*place(), "atomic"))
 
     def atomic(
         self,
@@ -211,10 +232,11 @@ class Watcher(Observer):
         flat = _active(addresses, mask)
         if flat.size == 0:
             return
-        state = self.world.current.state
+        state = self._running().state
         file, line = place()
-        if sem in ("release", "acq_rel") and scope != "cta":
-            self._check_barrier(state, file, line)
+        if sem in ("release", "acq_rel") and scope != "cta" and state.unpublished:
+            where = (self._running().launch.name, file, line)
+            self.checker.uncovered.update(dict.fromkeys(state.unpublished, where))
         if self.tracking:
             doing = (file, line, f"atomic {name} ({sem}, {scope})")
             changes = _active(changed, mask)
@@ -227,23 +249,28 @@ class Watcher(Observer):
                     moved = np.repeat(moved, entries.size // moved.size)
                 overwrites = name in ("xchg", "store")
                 self.checker.atomic(state.actor, region, entries, moved, doing, sem, scope, overwrites)
-        if flat.size > 1:
-            state.unpublished = True
         if changed.any():
             self.world.changed(int(flat.min()), int(flat.max()) + itemsize - 1)
 
     def barrier(self) -> None:
-        self.world.current.state.unpublished = False
+        self._running().state.unpublished.clear()
 
-    def _check_barrier(self, state: Any, file: str, line: int) -> None:
-        launch = self.world.current.launch
-        if not state.unpublished or not self.many_warps or launch.num_warps == 1 or (file, line) in self._warned:
+    def _warps(self, state: Any) -> int:
+        return self._running().launch.num_warps if self.many_warps else 1
+
+    def _relied(self, earlier: int, later: Any) -> None:
+        """A program has used a store that was released without a barrier of the storing program's warps."""
+        kernel, file, line = self.checker.uncovered[earlier]
+        if (file, line) in self._warned:
             return
         self._warned.add((file, line))
+        stored = self.clocks.doings[earlier]
+        assert stored is not None
         warnings.warn_explicit(
-            f"kernel {launch.name} releases at {file}:{line} after stores with no tl.debug_barrier() in between: on a GPU "
-            "the release covers the stores of the releasing thread only, those of other warps may come later. Call "
-            "tl.debug_barrier() before it, or use iris.signal.notify",
+            f"kernel {kernel} releases at {file}:{line} without tl.debug_barrier() after its stores at {stored.file}:"
+            f"{stored.line}, and {_named(later)} relies on them: on a GPU the release covers the stores of the "
+            "releasing thread only, those of other warps may come later. Call tl.debug_barrier() before the release, or use "
+            "iris.signal.notify",
             MissingBarrierWarning,
             file,
             line,
@@ -291,10 +318,24 @@ class Watcher(Observer):
         for rank in ranks:
             self._hosts[rank] = together
 
+    def collective(self, ranks: Sequence[int], what: str) -> None:
+        """A collective of torch.distributed: orders the ranks' current streams and hosts with each other."""
+        actors = []
+        for rank in ranks:
+            actor = self._stream_actor(self.world.hosts[rank].streams.current[-1], rank)
+            actor.learn(self._hosts[rank])
+            actors.append(actor)
+        together = self.clocks.nothing()
+        for actor in actors:
+            together = _larger(together, actor.publish())
+        for rank, actor in zip(ranks, actors, strict=True):
+            actor.learn(together)
+            self._hosts[rank] = _larger(self._hosts[rank], together)
+
     def ticks(self) -> int:
         """The clock of the running program in nanoseconds, for kernels that read one."""
         program = self.world.current
-        return 1000 * program.state.moves if program is not None else 0
+        return 1000 * program.state.accesses if program is not None else 0
 
 
 def _active(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:

@@ -143,6 +143,7 @@ class HostOperations(TorchDispatchMode):
         )
         if name in _PARTIAL and written:
             # Which elements is not known here: none is checked, and all count as written.
+            assert region.writes is not None
             chosen = region.writes[entries]
             chosen[chosen == 0] = watcher.clocks.number(actor, *doing)
             region.writes[entries] = chosen

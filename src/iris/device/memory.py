@@ -12,6 +12,7 @@ Nothing here orders memory across ranks: pair stores with :mod:`iris.device.sign
 import triton
 import triton.language as tl
 
+from iris.device import link
 from iris.device.address import hinted, translate
 
 
@@ -51,6 +52,7 @@ def load(
         The value or block read.
     """
     remote = hinted(translate(pointer, to_rank, from_rank, heap_bases), hint)
+    link.pace_read(remote, to_rank, from_rank, heap_bases)
     return _load(remote, mask, other, cache_modifier, volatile)
 
 
@@ -75,6 +77,7 @@ def store(
         heap_bases: int64[world_size].
     """
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
+    link.pace_write(remote, from_rank, to_rank, heap_bases)
     _store(remote, value, mask, cache_modifier)
 
 
@@ -101,6 +104,7 @@ def get(
         heap_bases: int64[world_size].
     """
     remote = hinted(translate(from_ptr, from_rank, to_rank, heap_bases), hint)
+    link.pace_read(remote, from_rank, to_rank, heap_bases)
     value = _load(remote, mask, other, load_cache_modifier, False)
     _store(to_ptr, value, mask, store_cache_modifier)
 
@@ -129,6 +133,7 @@ def put(
     """
     value = _load(from_ptr, mask, other, load_cache_modifier, False)
     remote = hinted(translate(to_ptr, from_rank, to_rank, heap_bases), hint)
+    link.pace_write(remote, from_rank, to_rank, heap_bases)
     _store(remote, value, mask, store_cache_modifier)
 
 
@@ -157,5 +162,7 @@ def copy(
     """
     source = hinted(translate(src_ptr, cur_rank, from_rank, heap_bases), hint)
     target = hinted(translate(dst_ptr, cur_rank, to_rank, heap_bases), hint)
+    link.pace_read(source, cur_rank, from_rank, heap_bases)
+    link.pace_write(target, cur_rank, to_rank, heap_bases)
     value = _load(source, mask, other, load_cache_modifier, False)
     _store(target, value, mask, store_cache_modifier)

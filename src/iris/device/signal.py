@@ -10,7 +10,7 @@ raises :class:`iris.errors.WaitTimeout` at the next barrier, synchronise or bloc
 computed is never handed out as a result.
 
 ``context`` is the tensor of ``ctx.get_device_context()``: int64 ``[rank, world_size, heap bases (world_size), 17 words
-of tracing, address of the error slot, time limit in microseconds]``.
+of tracing, address of the error slot, time limit in microseconds, 2 words of :mod:`iris.device.link`]``.
 """
 
 import triton

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from iris.device import numeric, signal
+from iris.device import link, numeric, signal
 from iris.device.address import translate
 from iris.x.schedule import grouped_tile
 
@@ -93,6 +93,7 @@ def pull_kernel(
             b_ptrs = b_ptr + ((first_k + offs_k).to(tl.int64) * stride_bk)[:, None] + columns[None, :]
             for k in range(0, K_shard, BLOCK_K):
                 inside = offs_k < K_shard - k
+                link.pace_read(a_ptrs, rank, peer, context + 2)
                 a = tl.load(a_ptrs, mask=(offs_m < M)[:, None] & inside[None, :], other=0.0)
                 b = tl.load(b_ptrs, mask=inside[:, None] & (offs_n < N)[None, :], other=0.0)
                 acc = numeric.mma(a, b, acc, PRECISION)

@@ -130,7 +130,7 @@ class Iris(TensorFactory):
                 f"the gpu runtime was settled ({self.runtime_reason}) but PyTorch sees no GPU; "
                 "`iris doctor` says what is missing, IRIS_RUNTIME=cpu runs without one"
             )
-        if "LOCAL_RANK" in os.environ:
+        if "LOCAL_RANK" in os.environ and self._local_world is None:
             torch.cuda.set_device(get_device_id_for_rank(int(os.environ["LOCAL_RANK"])))
         return torch.device("cuda", torch.cuda.current_device())
 
@@ -180,11 +180,19 @@ class Iris(TensorFactory):
         self.pair_counters = torch.zeros(self.num_ranks + 2, dtype=torch.int32, device=device)
         self._error_slot = torch.zeros(_SLOT_WORDS, dtype=torch.int64, device=device)
         words = [self.cur_rank, self.num_ranks, *region.bases, *([0] * _TRACE_WORDS)]
-        words += [self._error_slot.data_ptr(), int(self.wait_limit_s * 1e6)]
+        words += [self._error_slot.data_ptr(), int(self.wait_limit_s * 1e6), *self._link_words()]
         self._device_context = torch.tensor(words, dtype=torch.int64, device=device)
         region.note(self._error_slot, "error slot of the context")
         self.heap_bases = self._device_context[2 : 2 + self.num_ranks]
         self._device_synchronize()
+
+    def _link_words(self) -> list[int]:
+        """Where an imitated link keeps its state, and its femtoseconds a byte (:mod:`iris.device.link`)."""
+        rate = self._local_world.link_gbps if self._local_world is not None else None
+        if rate is None:
+            return [0, 0]
+        self._link_state = torch.zeros(32, dtype=torch.int64, device=self._torch_device)
+        return [self._link_state.data_ptr(), round(1e6 / rate)]
 
     def get_rank(self) -> int:
         """The caller's rank, 0 to ``get_num_ranks() - 1``."""
@@ -347,7 +355,11 @@ class Iris(TensorFactory):
 
     def new_stream(self) -> Any:
         """A stream that overlaps with the others: ``torch.cuda.Stream()``, or its like on the cpu runtime."""
-        return torch.cuda.Stream(self._torch_device) if self._torch_device.type == "cuda" else streams.new_stream()
+        if self._torch_device.type != "cuda":
+            return streams.new_stream()
+        if self._local_world is not None:
+            return self._local_world.gpu.new_stream(self.cur_rank)
+        return torch.cuda.Stream(self._torch_device)
 
     def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Send the launches of a ``with`` block to ``stream``."""
@@ -412,7 +424,9 @@ class Iris(TensorFactory):
             raise CaptureError(f"{what} needs the host and cannot be captured in a graph; {remedy}")
 
     def _device_synchronize(self) -> None:
-        if self._torch_device.type == "cuda":
+        if self._local_world is not None and self._local_world.gpu is not None:
+            self._local_world.gpu.synchronize()
+        elif self._torch_device.type == "cuda":
             torch.cuda.synchronize(self._torch_device)
         else:
             streams.synchronize()

@@ -38,8 +38,9 @@ def _not_started(world: World) -> list[str]:
             total = int(np.prod(launch.grid))
             texts.append(
                 f"rank {launch.state.rank}, kernel {launch.name}: {waiting} of {total} programs have not started, "
-                f"because {world.residency} run at a time (resident_programs) and those wait. A program may wait only "
-                "for what runs already or is done: give roles out by an atomic ticket, or launch no more programs than fit"
+                f"because {world.residency} run at a time (resident_programs) and those wait. A program may wait "
+                "only for what runs already or is done: give roles out by an atomic ticket, or "
+                "launch no more programs than fit"
             )
     return texts
 

@@ -111,7 +111,8 @@ class CudaStreams:
     """The current stream of each rank on the GPU that they share."""
 
     def __init__(self, size: int, device: int):
-        self._streams = [torch.cuda.Stream(device) for _ in range(size)]
+        self.own = [torch.cuda.Stream(device) for _ in range(size)]
+        self._streams = list(self.own)
         self._outside: Any = None
 
     def enter(self, rank: int) -> None:

@@ -15,7 +15,7 @@ from iris.runtime.local_group import LocalDistributed
 from iris.runtime.settle import settled
 from iris.runtime.world import Host, World
 from iris.sim.deadlock import deadlock
-from iris.sim.rank_state import CudaStreams, Environment, GradMode, RandomState
+from iris.sim.rank_state import Environment, GradMode, RandomState
 from iris.sim.watcher import CHECKS, Watcher
 
 HEAP_BYTES = 1 << 30
@@ -136,7 +136,9 @@ def simulate(
         if on == "cpu":
             order = _interpret(world, device, resident_programs, checks, all_outcomes, stack)
         else:
-            _share_gpu(world, link_gbps, stack)
+            from iris.sim.loopback import share_gpu
+
+            share_gpu(world, link_gbps, all_outcomes, stack)
         distributed = LocalDistributed(world.size, world.rank, world.run_until, order)
         stack.callback(distributed.close)
         world.switches += [Environment(world.size), GradMode(world.size), distributed, *switches]
@@ -187,13 +189,6 @@ def _stuck(world: World, watcher: Watcher, all_outcomes: bool) -> SimulationErro
         names = "; ".join(h.describe() for h in ended)
         world.fail_host(host, RankLost(f"rank {host.rank} waits for {host.waits_for}, but {names}"))
     return None
-
-
-def _share_gpu(world: World, link_gbps: float | None, stack: ExitStack) -> None:
-    import torch
-
-    index = torch.cuda.current_device()
-    world.switches += [RandomState(world.size, cuda=True), CudaStreams(world.size, index)]
 
 
 def _checks(check: str | Sequence[str]) -> tuple[str, ...]:

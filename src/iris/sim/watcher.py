@@ -269,8 +269,8 @@ class Watcher(Observer):
         warnings.warn_explicit(
             f"kernel {kernel} releases at {file}:{line} without tl.debug_barrier() after its stores at {stored.file}:"
             f"{stored.line}, and {_named(later)} relies on them: on a GPU the release covers the stores of the "
-            "releasing thread only, those of other warps may come later. Call tl.debug_barrier() before the release, or "
-            "use iris.signal.notify",
+            "releasing thread only, those of other warps may come later. Call tl.debug_barrier() before the release, "
+            "or use iris.signal.notify",
             MissingBarrierWarning,
             file,
             line,

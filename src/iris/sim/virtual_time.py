@@ -9,79 +9,28 @@ does not take what belonged to one that it ran late. ``docs/virtual-time.md`` ha
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Hashable
+from typing import NamedTuple
 
 from iris.errors import ArgumentError
+from iris.sim._occupancy import Occupancy, ProgramTimes
 from iris.sim.machine import Channel, Machine, Paths, take
-from iris.sim.timeline import BARRIER, COMPUTE, FETCH, HOST, OTHER, STORE, WAIT, Span
+from iris.sim.timeline import COMPUTE, FETCH, OTHER, STORE, WAIT
 
 _RELEASES_KEPT = 64  # per address; waits for older values see the oldest one kept
 
 
-@dataclass(slots=True)
-class _Launch:
-    rank: int
-    kernel: str
-    programs: int
-    after: tuple[_Launch, ...]
-    earliest_ns: float
-    ready_ns: float | None = None
-    end_ns: float = 0.0
-    started: int = 0
-    running: int = 0
-    ended: bool = False
+class Release(NamedTuple):
+    """A change of a flag: its new value if known, from when on it is visible (ns), and who made it."""
 
-    def ready(self) -> float:
-        """When its first program may start; known once everything before it has ended."""
-        if self.ready_ns is None:
-            late = [before.kernel for before in self.after if not before.ended]
-            if late:
-                raise ArgumentError(
-                    f"a program of kernel {self.kernel} on rank {self.rank} started while a launch before it has not "
-                    f"ended: {', '.join(late)}; call launch_ended for each first"
-                )
-            self.ready_ns = max([self.earliest_ns, *(before.end_ns for before in self.after)])
-            self.after = ()  # a chain of launches must not keep all that came before
-        return self.ready_ns
-
-
-@dataclass(slots=True)
-class _Program:
-    key: Hashable
-    launch: _Launch
-    rank: int
-    index: int
-    slot: int
-    memory: float  # clock of its accesses, ns
-    compute: float  # clock of its arithmetic, ns
-    dot_ends: deque[float]  # of as many dots as loads may run ahead
-    latency_paid: float = 0.0  # by the loads since the last store or synchronisation, ns
-    sent: float | None = None  # when the last access left, if it was an atomic: its answer comes later
-    sent_to: int = -1
-    memory_span: Span | None = None  # still growing
-    arithmetic_span: Span | None = None
-
-    def synchronise(self) -> float:
-        """Let all that is under way come to its end; returns the program's clock."""
-        now = self.memory = self.compute = max(self.memory, self.compute)
-        self.latency_paid = 0.0
-        self.dot_ends.clear()
-        self.memory_span = self.arithmetic_span = self.sent = None
-        return now
-
-
-class _Release(NamedTuple):
     value: int | None
     visible_ns: float
     rank: int
     program: Hashable
 
 
-class VirtualTime:
+class VirtualTime(Occupancy):
     """Clocks of all programs and hosts of a simulation. Programs and launches are named by any hashable keys.
 
     Args:
@@ -93,6 +42,8 @@ class VirtualTime:
 
     Attributes:
         spans: what was recorded so far, in no particular order (:class:`iris.sim.timeline.Span`).
+        launches: what was launched so far, in the order of :meth:`launch_issued`.
+        resident: programs of a rank that run at a time.
         units: compute units of a rank that programs run on.
     """
 
@@ -105,145 +56,14 @@ class VirtualTime:
         bucket_ns: float = 1000.0,
         pipeline_stages: int = 3,
     ):
-        slots = machine.compute_units * machine.resident_programs_per_unit
-        if resident_programs is not None:
-            slots = resident_programs
-        given = {"world_size": world_size, "resident_programs": slots, "bucket_ns": bucket_ns}
-        for name, value in (given | {"pipeline_stages": pipeline_stages}).items():
-            if value <= 0:
-                raise ArgumentError(f"{name} is {value}; it must be greater than 0")
-        self.machine = machine
-        self.world_size = world_size
-        self.units = min(machine.compute_units, slots)
-        self.spans: list[Span] = []
-        self._slots = slots
+        if bucket_ns <= 0:
+            raise ArgumentError(f"bucket_ns is {bucket_ns}; it must be greater than 0")
+        super().__init__(machine, world_size, resident_programs, pipeline_stages)
         self._bucket_ns = bucket_ns
-        self._stages = pipeline_stages
-        self._hosts = [0.0] * world_size
-        self._free = [[(0.0, slot) for slot in range(slots)] for _ in range(world_size)]  # heaps of (free from, slot)
-        self._launches: dict[Hashable, _Launch] = {}
-        self._streams: dict[tuple[int, Hashable], _Launch] = {}
-        self._programs: dict[Hashable, _Program] = {}
-        self._releases: dict[int, deque[_Release]] = {}  # by address, in the order of modification
+        self._releases: dict[int, deque[Release]] = {}  # by address, in the order of modification
         self._paths = Paths(machine, world_size, bucket_ns)
         self._arithmetic: dict[tuple[int, int], tuple[Channel]] = {}  # of units that programs share, by rank and unit
         self._dots: dict[tuple[int, int, int, str], float] = {}
-
-    # Hosts
-
-    def host_now(self, rank: int) -> float:
-        """The clock of a rank's host code, ns."""
-        return self._hosts[rank]
-
-    def host_works(self, rank: int, ns: float, what: str) -> None:
-        """Host code of a rank is busy for ``ns``; ``what`` is shown in the timeline."""
-        self._host_until(rank, self._hosts[rank] + ns, OTHER, -1, what)
-
-    def hosts_met(self, ranks: Iterable[int], what: str) -> None:
-        """Hosts have met in an exchange: all leave together, the host latency after the last to arrive."""
-        arrived = {rank: self._hosts[rank] for rank in ranks}
-        last = max(arrived, key=lambda rank: (arrived[rank], -rank))
-        end = arrived[last] + self.machine.host_exchange_latency_ns
-        for rank, since in arrived.items():
-            # Those that came as late as the last waited for nobody.
-            self._host_until(rank, end, BARRIER, last if since < arrived[last] else -1, what)
-
-    def host_waited_for_launch(self, rank: int, launch: Hashable) -> None:
-        """Host code has waited for the end of a launch."""
-        known = self._launch(launch)
-        if not known.ended:
-            raise ArgumentError(f"kernel {known.kernel} has not ended; call launch_ended before host_waited_for_launch")
-        self._host_until(rank, known.end_ns, WAIT, known.rank, known.kernel)
-
-    def _host_until(self, rank: int, end: float, kind: str, peer: int, what: str) -> None:
-        now = self._hosts[rank]
-        if end > now:
-            self.spans.append(Span(kind, rank, HOST, "", -1, now, end, peer, where=what))
-            self._hosts[rank] = end
-
-    # Launches and programs
-
-    def launch_issued(
-        self,
-        launch: Hashable,
-        rank: int,
-        stream: Hashable,
-        kernel: str,
-        programs: int,
-        after: Iterable[Hashable] = (),
-    ) -> None:
-        """A host has launched a kernel.
-
-        It is ready the launch latency later, once the launch before it on the rank's stream and those of ``after``
-        (awaited events) have ended. The host's clock does not move: charge its own work with :meth:`host_works`.
-
-        Raises:
-            ArgumentError: the key is that of a launch that has not ended, or one in ``after`` is not known.
-        """
-        if launch in self._launches and not self._launches[launch].ended:
-            raise ArgumentError(f"launch {launch!r} of kernel {self._launches[launch].kernel} has not ended yet")
-        before = [self._launch(other) for other in after]
-        if (rank, stream) in self._streams:
-            before.append(self._streams[rank, stream])
-        earliest = self._hosts[rank] + self.machine.launch_latency_ns
-        record = _Launch(rank, kernel, programs, tuple(before), earliest)
-        self._launches[launch] = self._streams[rank, stream] = record
-
-    def program_started(self, program: Hashable, launch: Hashable, index: int) -> float:
-        """A program of a launch takes the slot of its rank that has been free for longest; returns its start, ns.
-
-        Raises:
-            ArgumentError: the key is in use, a launch before this one has not ended, or as many programs of the rank as
-                are resident are running.
-        """
-        if program in self._programs:
-            raise ArgumentError(f"program {program!r} is running already; call program_ended first")
-        record = self._launch(launch)
-        ready, free = record.ready(), self._free[record.rank]
-        if not free:
-            raise ArgumentError(
-                f"rank {record.rank} runs {self._slots} programs, as many as are resident on {self.machine.name}; "
-                f"one of kernel {record.kernel} cannot start before another ends"
-            )
-        free_from, slot = heapq.heappop(free)
-        start = max(ready, free_from)
-        record.started += 1
-        record.running += 1
-        ahead: deque[float] = deque(maxlen=self._stages)
-        self._programs[program] = _Program(program, record, record.rank, index, slot, start, start, ahead)
-        return start
-
-    def program_ended(self, program: Hashable) -> float:
-        """A program has ended and its slot is free; returns the end, ns."""
-        state = self._program(program)
-        end = state.synchronise()
-        heapq.heappush(self._free[state.rank], (end, state.slot))
-        state.launch.running -= 1
-        state.launch.end_ns = max(state.launch.end_ns, end)
-        del self._programs[program]
-        return end
-
-    def launch_ended(self, launch: Hashable) -> float:
-        """All programs of a launch have ended; returns the end, ns."""
-        record = self._launch(launch)
-        if record.running or record.started != record.programs:
-            raise ArgumentError(
-                f"kernel {record.kernel} on rank {record.rank} has not ended: of {record.programs} programs "
-                f"{record.started} have started and {record.running} still run"
-            )
-        record.end_ns = max(record.end_ns, record.ready())
-        record.ended = True
-        return record.end_ns
-
-    def now(self, program: Hashable) -> float:
-        """A program's clock, ns: the later of its accesses and its arithmetic."""
-        state = self._program(program)
-        return max(state.memory, state.compute)
-
-    def next_free(self, rank: int) -> float:
-        """When a rank has room for one more program, ns; infinite while every slot is taken."""
-        free = self._free[rank]
-        return free[0][0] if free else float("inf")
 
     # What programs do
 
@@ -308,7 +128,7 @@ class VirtualTime:
             ns = self._dots[m, n, k, dtype] = self.machine.dot_ns(m, n, k, dtype)
         start = max(state.compute, state.memory)
         end = start + ns
-        if self._slots > self.units:  # programs share units
+        if self.resident > self.units:  # programs share units
             end = take(self._unit(state), start, ns, 1.0)
         state.compute = end
         state.sent = None
@@ -353,21 +173,35 @@ class VirtualTime:
             # A counter has its value once all that were added to it are visible, the latest of them last.
             history.append(history[-1]._replace(value=value))
         else:
-            history.append(_Release(value, visible, state.rank, state.key))
+            history.append(Release(value, visible, state.rank, state.key))
 
-    def waited(self, program: Hashable, address: int, where: str, *, value: int | None = None) -> None:
+    def last_release(self, address: int) -> Release | None:
+        """The last change of the flag at ``address``; None for a flag that no program has set."""
+        history = self._releases.get(address)
+        return history[-1] if history else None
+
+    def waited(
+        self,
+        program: Hashable,
+        address: int,
+        where: str,
+        *,
+        value: int | None = None,
+        release: Release | None = None,
+    ) -> None:
         """A program that polled ``address`` has seen what it waited for; called once a wait, not once a poll.
 
-        Its clock becomes the time at which that was visible, if it is later: of the last release, or with ``value`` of
-        the first that brought the flag to at least that. A flag that no program released was set before: no wait.
+        Its clock becomes the time at which that was visible, if it is later: of the last release, with ``value`` of the
+        first that brought the flag to at least that, or of ``release``, if it is known which one the program saw. A
+        flag that no program released was set before: no wait.
         """
         state = self._program(program)
         now = state.synchronise()
-        history = self._releases.get(address)
-        if not history:
+        release = release or self.last_release(address)
+        if release is None:
             return
-        release = history[-1]
         if value is not None:
+            history = self._releases[address]
             release = next((entry for entry in history if entry.value is not None and entry.value >= value), release)
         if release.visible_ns > now:
             state.memory = state.compute = release.visible_ns
@@ -376,24 +210,7 @@ class VirtualTime:
 
     # Inside
 
-    def _span(
-        self,
-        state: _Program,
-        kind: str,
-        start: float,
-        end: float,
-        peer: int = -1,
-        writer: Any = None,
-        nbytes: int = 0,
-        address: int | None = None,
-        where: str = "",
-    ) -> Span:
-        kernel, index = state.launch.kernel, state.index
-        span = Span(kind, state.rank, state.slot, kernel, index, start, end, peer, writer, nbytes, address, where)
-        self.spans.append(span)
-        return span
-
-    def _unit(self, state: _Program) -> tuple[Channel]:
+    def _unit(self, state: ProgramTimes) -> tuple[Channel]:
         key = (state.rank, state.slot % self.units)
         unit = self._arithmetic.get(key)
         if unit is None:  # one nanosecond of the unit a nanosecond
@@ -403,19 +220,3 @@ class VirtualTime:
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
             raise ArgumentError(f"rank {rank} owns no memory; possible: 0 to {self.world_size - 1}")
-
-    def _program(self, program: Hashable) -> _Program:
-        try:
-            return self._programs[program]
-        except KeyError:
-            self._unknown("program", program, self._programs)
-
-    def _launch(self, launch: Hashable) -> _Launch:
-        try:
-            return self._launches[launch]
-        except KeyError:
-            self._unknown("launch", launch, self._launches)
-
-    def _unknown(self, what: str, key: Hashable, known: dict[Hashable, Any]) -> NoReturn:
-        shown = ", ".join(repr(name) for name in list(known)[:8]) or "none"
-        raise ArgumentError(f"{what} {key!r} is not known; known: {shown}{', ...' if len(known) > 8 else ''}") from None

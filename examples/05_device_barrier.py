@@ -26,6 +26,7 @@ ctx = iris.iris(heap_size=1 << 20)
 rank, world = ctx.get_rank(), ctx.get_num_ranks()
 n, block, steps, repeats = 300, 128, 2 * world, 3
 buffers = [ctx.zeros(n, dtype=torch.int32), ctx.zeros(n, dtype=torch.int32)]
+ctx.barrier()  # every rank has filled its buffers before its neighbour writes there
 
 
 def ring():

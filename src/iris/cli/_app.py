@@ -57,8 +57,10 @@ _RUN_HELP = (
     "When a rank fails, the others are ended and the traceback of the rank that failed first is printed last. However "
     "the run ends, nothing is left behind.\n\n"
     "[bold]iris run -n 4 train.py --steps 10[/]\n\n"
-    "[bold]iris run -n 2 -m mypackage.serve --port 0[/]"
+    "[bold]iris run -n 2 -m mypackage.serve --port 0[/]\n\n"
+    "[bold]iris run --sim --seeds 20 -n 4 train.py[/]"
 )
+_SIMULATOR = "In one process"
 
 
 # Options end at the first word that is none, so that everything after the script belongs to the script.
@@ -79,13 +81,74 @@ def _run(
     no_python: Annotated[
         bool, typer.Option("--no-python", "--python-free", help="PROGRAM is any program, not a Python script.")
     ] = False,
+    sim: Annotated[
+        bool,
+        typer.Option(
+            "--sim",
+            rich_help_panel=_SIMULATOR,
+            help="Simulate the ranks: no GPU; races, deadlocks and accesses to wrong memory are found.",
+        ),
+    ] = False,
+    loopback: Annotated[
+        bool, typer.Option("--loopback", rich_help_panel=_SIMULATOR, help="Run all ranks on one GPU, without checks.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, rich_help_panel=_SIMULATOR, help="Of the order in which ranks and programs run; 0 by default."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, rich_help_panel=_SIMULATOR, help="Repeat with so many seeds from 0, until one fails."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=_SIMULATOR, help="The device to simulate; mi300x by default."),
+    ] = None,
+    resident_programs: Annotated[
+        int | None,
+        typer.Option(min=1, rich_help_panel=_SIMULATOR, help="Programs of a rank that run at a time in the simulator."),
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            rich_help_panel=_SIMULATOR,
+            help="What to look for: races, bounds, uninitialized; all by default. Deadlocks are always found.",
+        ),
+    ] = None,
+    step_limit: Annotated[
+        int | None,
+        typer.Option(min=1, rich_help_panel=_SIMULATOR, help="Polls and atomics after which a simulation is given up."),
+    ] = None,
+    link_gbps: Annotated[
+        float | None,
+        typer.Option(metavar="GB/S", rich_help_panel=_SIMULATOR, help="Pace reads and writes of peers in loopback."),
+    ] = None,
 ) -> None:
     """Start the ranks; leave with the exit code of the run."""
     from iris.cli.run import launch
+    from iris.cli.simulate import check_options, simulate
 
     if module and no_python:
         raise typer.BadParameter("a module is Python; give -m or --no-python, not both")
+    if sim and loopback:
+        raise typer.BadParameter("ranks are simulated or run on a GPU; give --sim or --loopback, not both")
     words = ["-m", *command] if module else command
+    options = {
+        "--seed": seed,
+        "--seeds": seeds,
+        "--device": device,
+        "--resident-programs": resident_programs,
+        "--check": check,
+        "--step-limit": step_limit,
+        "--link-gbps": link_gbps,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if sim or loopback:
+        simulate("--sim" if sim else "--loopback", words, num_ranks, given, timeout=timeout, python=not no_python)
+    check_options("", given)
     raise typer.Exit(launch(words, num_ranks, timeout=timeout, python=not no_python))
 
 

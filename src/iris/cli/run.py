@@ -54,7 +54,7 @@ def launch(
     Raises:
         ArgumentError: the arguments or an ``IRIS_...`` variable cannot be used, found before anything is started.
     """
-    kind, words = _check(command, num_ranks, timeout, python)
+    kind, words = check_command(command, num_ranks, timeout, python)
     environment = {**os.environ, **(env or {})}
     with _signals() as received, contextlib.ExitStack() as stack:
         environment.update(rank_processes.defaults(environment, num_ranks))
@@ -71,7 +71,7 @@ def launch(
     return _report.exit_code(outcome)
 
 
-def _check(command: Sequence[str], num_ranks: int, timeout: float | None, python: bool) -> tuple[str, list[str]]:
+def check_command(command: Sequence[str], num_ranks: int, timeout: float | None, python: bool) -> tuple[str, list[str]]:
     """The kind of the command and its words, or an error that says what cannot be."""
     if num_ranks < 1:
         raise ArgumentError(f"num_ranks is {num_ranks}; possible: a whole number from 1")

@@ -30,6 +30,7 @@ _PATIENCE = 256
 _PAGE_BITS = 10  # allocations start at multiples of 1024 bytes
 _MOST_POLLED = 64
 _PACES = (1.0, 1.0, 1.0, 0.5, 0.1)
+_WINDOW_NS = 200.0  # programs whose clocks are no further apart run in one round
 
 
 class Switch(Protocol):
@@ -48,6 +49,7 @@ class Host:
         self.streams = Streams()
         self.condition: Callable[[], bool] | None = None
         self.waits_for = ""
+        self.polls = False  # asks again and again whether something has happened
         self.done = False
         self.value: Any = None
         self.error: BaseException | None = None
@@ -119,7 +121,7 @@ class World(Scheduler):
         step_limit: accesses by polling or atomics after which the run is given up.
         interpreted: kernels are interpreted here; otherwise the ranks share a GPU and only hosts are scheduled.
         timeout_s: longest wait on a GPU in which no host moves.
-        clock: tells a program's time, to run the earliest first; None draws the order from the seed.
+        clock: tells a program's time (ns), to run the earliest first; None draws the order from the seed.
     """
 
     def __init__(
@@ -155,6 +157,7 @@ class World(Scheduler):
         self._resident = [0] * size
         self._watched: dict[int, dict[int, set[Program]]] = {}
         self._patience = 0
+        self._until = 0.0  # programs up to this time run now, when there is a clock
         self._finished = 0
         self._moved_at = time.monotonic()
 
@@ -210,7 +213,9 @@ class World(Scheduler):
         """Let the others have a turn."""
         host = self.host
         if host is not None and self.current is None:
+            host.polls = True
             self._leave_host(host)
+            host.polls = False
         return True
 
     def _leave_host(self, host: Host) -> None:
@@ -238,6 +243,13 @@ class World(Scheduler):
             self._poll(program, state, addresses.reshape(-1).tolist())
         assert self._hub is not None
         self._hub.switch()
+
+    def give_way(self) -> None:
+        """With a clock: suspend the running program until no other is earlier. Nothing of its polling changes."""
+        program = self.current
+        if program is not None and self.clock is not None and self.clock(program) > self._until:
+            assert self._hub is not None
+            self._hub.switch()
 
     def _poll(self, program: Program, state: ProgramState, addresses: list[int]) -> None:
         new = [a for a in addresses if a not in state.polled]
@@ -281,13 +293,26 @@ class World(Scheduler):
     def start(self, launch: Launch) -> None:
         state: LaunchState = launch.state
         x, y, z = (range(extent) for extent in launch.grid)
-        state.waiting = list(product(x, y, z))
-        self._random.shuffle(state.waiting)
+        if self.clock is None:
+            state.waiting = list(product(x, y, z))
+            self._random.shuffle(state.waiting)
+        else:  # in the order of the hardware; the last is taken first
+            state.waiting = [(i, j, k) for k, j, i in product(z, y, x)][::-1]
+            launch.body = self._in_order(launch.body)
         launch.waiting = None
         self.active.append(launch)
         self._patience = 0
         if not state.waiting:
             self._end(launch)
+
+    def _in_order(self, body: Callable[[], None]) -> Callable[[], None]:
+        """Ends each program when it is the earliest, so that places become free in the order of time."""
+
+        def run() -> None:
+            body()
+            self.give_way()
+
+        return run
 
     def waiting_programs(self, launch: Launch) -> int:
         """How many programs of a launch have not started."""
@@ -295,7 +320,8 @@ class World(Scheduler):
 
     def _admit(self) -> None:
         open_launches = [launch for launch in self.active if launch.state.waiting]
-        self._random.shuffle(open_launches)
+        if self.clock is None:
+            self._random.shuffle(open_launches)
         while open_launches:
             for launch in list(open_launches):
                 state: LaunchState = launch.state
@@ -340,14 +366,15 @@ class World(Scheduler):
             if not launch.live and not launch.state.waiting:
                 self._end(launch)
 
-    @staticmethod
-    def _earliest(ready: list[Host | Program], clock: Callable[[Program], float]) -> list[Host | Program]:
+    def _earliest(self, ready: list[Host | Program], clock: Callable[[Program], float]) -> list[Host | Program]:
         hosts: list[Host | Program] = [e for e in ready if isinstance(e, Host)]
-        if hosts:
+        programs = [e for e in ready if isinstance(e, Program)]
+        if not programs or not all(h.polls for h in hosts if isinstance(h, Host)):
             return hosts  # what hosts issue starts later than they do, so letting them go first loses nothing
-        timed = sorted(((clock(p), i, p) for i, p in enumerate(ready) if isinstance(p, Program)))
-        window = timed[0][0] + 200.0
-        return [p for t, _, p in timed if t <= window]
+        self._random.shuffle(programs)  # the seed decides between programs with one clock
+        timed = sorted(((clock(p), i, p) for i, p in enumerate(programs)))
+        self._until = timed[0][0] + _WINDOW_NS
+        return hosts + [p for t, _, p in timed if t <= self._until]
 
     def _resume_host(self, host: Host) -> None:
         self._patience = 0

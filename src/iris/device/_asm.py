@@ -14,8 +14,13 @@ from triton.language.extra import hip as _hip
 
 from iris.device._compat import INTERPRETED, RELEASE_WAITS
 
-# Where the interpreted clock comes from; the simulator has its own.
+# Where the clock, and the compute unit and die of a program, come from under the interpreter; the simulator has its own.
 clock_ns = time.perf_counter_ns
+
+
+def place():
+    return 0, 0
+
 
 if INTERPRETED.value:
     from triton.runtime.interpreter import TensorHandle
@@ -33,11 +38,11 @@ if INTERPRETED.value:
 
     def compute_unit():
         """Index of the compute unit that runs the program; 0 under the interpreter (int32 scalar)."""
-        return _scalar(0, tl.int32)
+        return _scalar(place()[0], tl.int32)
 
     def die():
         """Index of the die that runs the program; 0 under the interpreter and where a device has one (int32 scalar)."""
-        return _scalar(0, tl.int32)
+        return _scalar(place()[1], tl.int32)
 
     @triton.jit
     def complete_stores():

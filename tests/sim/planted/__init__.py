@@ -212,6 +212,15 @@ PLANTED = [
         "Stream order is taken for an order between the ranks: a kernel clears, the next accumulates.",
     ),
     Planted(
+        "fresh zeros",
+        2,
+        reuse.fresh_zeros_faulty,
+        reuse.fresh_zeros_fixed,
+        errors.RaceError,
+        ("add_kernel", "out"),
+        "`ctx.zeros` of a late rank wipes what its peers have added: ranks allocate alike, but not at one time.",
+    ),
+    Planted(
         "counter not reset",
         2,
         reuse.counter_not_reset_faulty,
@@ -291,6 +300,15 @@ PLANTED = [
         errors.RaceError,
         ("scale_kernel", "out", "different streams"),
         "The result of an asynchronous operation is read before the current stream waits for it.",
+    ),
+    Planted(
+        "unordered input",
+        1,
+        streams.unordered_input_faulty,
+        streams.unordered_input_fixed,
+        errors.RaceError,
+        ("scale_kernel", "block", "different streams"),
+        "The input is made on the current stream, an asynchronous operation reads it on its own.",
     ),
     Planted(
         "short flags",

@@ -173,6 +173,25 @@ def late_kernel_clear_fixed(ctx):
     late_clear(ctx, by_kernel=True, barrier=True)
 
 
+def fresh_zeros(ctx, barrier):
+    rank, world = ctx.get_rank(), ctx.get_num_ranks()
+    block = numbers(rank).to(ctx.get_device())
+    out = ctx.zeros(BLOCK, dtype=torch.int32)
+    if barrier:
+        ctx.barrier()
+    add_kernel[(1,)](ctx.get_device_context(), block, out, rank, world, BLOCK=BLOCK)
+    ctx.barrier()
+    assert torch.equal(out.cpu(), sum(numbers(r) for r in range(world)))
+
+
+def fresh_zeros_faulty(ctx):
+    fresh_zeros(ctx, barrier=False)
+
+
+def fresh_zeros_fixed(ctx):
+    fresh_zeros(ctx, barrier=True)
+
+
 @triton.jit
 def last_arriver_kernel(blocks, partials, arrived, out, SEM: tl.constexpr, RESET: tl.constexpr, BLOCK: tl.constexpr):
     """Sums a block of each program. Who arrives last at the counter sees the partial results of all and adds them up.

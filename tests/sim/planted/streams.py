@@ -158,3 +158,26 @@ def read_too_soon_faulty(ctx):
 
 def read_too_soon_fixed(ctx):
     read_too_soon(ctx, wait=True)
+
+
+def unordered_input(ctx, wait):
+    rank = ctx.get_rank()
+    block = torch.empty(BLOCK, dtype=torch.int32, device=ctx.get_device())
+    out = torch.full((BLOCK,), -1, dtype=torch.int32, device=ctx.get_device())
+    stream = ctx.new_stream()
+    ctx.barrier()
+    block.copy_(numbers(rank))
+    if wait:
+        stream.wait_stream(ctx.current_stream())
+    with ctx.use_stream(stream):
+        scale_kernel[(1,)](block, out, 3, BLOCK=BLOCK)
+    ctx.barrier()
+    assert torch.equal(out.cpu(), 3 * numbers(rank))
+
+
+def unordered_input_faulty(ctx):
+    unordered_input(ctx, wait=False)
+
+
+def unordered_input_fixed(ctx):
+    unordered_input(ctx, wait=True)

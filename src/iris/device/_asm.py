@@ -14,7 +14,7 @@ from triton.language.extra import hip as _hip
 
 from iris.device._compat import INTERPRETED, RELEASE_WAITS
 
-# Where the clock, and the compute unit and die of a program, come from under the interpreter; the simulator has its own.
+# Where the clock, and the compute unit and die of a program, come from when interpreted; the simulator has its own.
 clock_ns = time.perf_counter_ns
 
 

@@ -184,7 +184,7 @@ class Watcher(Observer):
         return program
 
     def load(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int, volatile: bool) -> None:
-        flat = _active(addresses, mask)
+        flat = active(addresses, mask)
         if flat.size == 0:
             return
         state = self._running().state
@@ -201,7 +201,7 @@ class Watcher(Observer):
                     self.checker.plain(actor, region, entries, False, doing)
 
     def store(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int) -> None:
-        flat = _active(addresses, mask)
+        flat = active(addresses, mask)
         if flat.size == 0:
             return
         state = self._running().state
@@ -217,7 +217,7 @@ class Watcher(Observer):
 
     def before_atomic(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int) -> None:
         if self.checker.bounds:
-            self.checker.locate(self._running().state.actor, _active(addresses, mask), itemsize, (*place(), "atomic"))
+            self.checker.locate(self._running().state.actor, active(addresses, mask), itemsize, (*place(), "atomic"))
 
     def atomic(
         self,
@@ -229,7 +229,7 @@ class Watcher(Observer):
         scope: str,
         changed: np.ndarray,
     ) -> None:
-        flat = _active(addresses, mask)
+        flat = active(addresses, mask)
         if flat.size == 0:
             return
         state = self._running().state
@@ -239,7 +239,7 @@ class Watcher(Observer):
             self.checker.uncovered.update(dict.fromkeys(state.unpublished, where))
         if self.tracking:
             doing = (file, line, f"atomic {name} ({sem}, {scope})")
-            changes = _active(changed, mask)
+            changes = active(changed, mask)
             for region, inside in self.checker.locate(state.actor, flat, itemsize, doing):
                 if region.internal:
                     continue
@@ -338,7 +338,8 @@ class Watcher(Observer):
         return 1000 * program.state.accesses if program is not None else 0
 
 
-def _active(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+def active(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """The elements that are not masked, as one dimension."""
     if mask is None or mask.all():
         return values.reshape(-1)
     return values[np.broadcast_to(mask, values.shape)]

@@ -14,6 +14,7 @@ It runs on the cpu runtime by default. With ``-m gpu --runtime gpu`` its ranks r
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections import OrderedDict
@@ -27,7 +28,9 @@ _BODY_SECONDS = 90.0
 _left_out = pytest.StashKey[str]()
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser, pluginmanager):
+    if not pluginmanager.has_plugin("iris-sim"):  # a source tree that is not installed has no entry points
+        pluginmanager.register(importlib.import_module("_iris_pytest"), "iris-sim")
     parser.addoption(
         "--runtime",
         choices=("cpu", "gpu", "sim", "loopback"),

@@ -2,6 +2,7 @@
 
 results = iris.sim.run(fn, world_size=4)             # fn(ctx) on every rank
 iris.sim.explore(fn, world_size=4, seeds=range(100))
+print(iris.sim.predict(fn, world_size=4, device="h200"))
 """
 
 from iris.errors import (
@@ -21,6 +22,7 @@ from iris.runtime.reports import (
     UninitializedReport,
     Waiter,
 )
+from iris.sim.prediction import Prediction, predict
 from iris.sim.running import explore, run
 from iris.sim.watcher import CHECKS
 
@@ -32,6 +34,7 @@ __all__ = [
     "DeadlockReport",
     "MissingBarrierWarning",
     "OutOfBoundsError",
+    "Prediction",
     "RaceError",
     "RaceReport",
     "SimulationError",
@@ -40,5 +43,6 @@ __all__ = [
     "UninitializedReport",
     "Waiter",
     "explore",
+    "predict",
     "run",
 ]

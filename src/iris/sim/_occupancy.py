@@ -86,6 +86,7 @@ class Occupancy:
         self.units = min(machine.compute_units, self.resident)
         self.spans: list[Span] = []
         self.launches: list[LaunchTimes] = []
+        self.unmodelled: set[str] = set()
         self._stages = pipeline_stages
         self._hosts = [0.0] * world_size
         # Heaps of (free from, slot).

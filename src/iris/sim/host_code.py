@@ -100,6 +100,7 @@ class HostOperations(TorchDispatchMode):
             return func(*args, **kwargs)
         name, views, roles = _roles(func)
         if not views:
+            self._watcher.host_operation(name)
             self._accesses(name, roles, args, kwargs)
         result = func(*args, **kwargs)
         if name in _EMPTY and isinstance(result, torch.Tensor) and result.device.type == "cpu":

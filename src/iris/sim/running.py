@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iris import _env, _target
 from iris.device import _asm
@@ -16,7 +16,11 @@ from iris.runtime.settle import settled
 from iris.runtime.world import Host, World
 from iris.sim.deadlock import deadlock
 from iris.sim.rank_state import Environment, GradMode, RandomState
+from iris.sim.timing import Timing
 from iris.sim.watcher import CHECKS, Watcher
+
+if TYPE_CHECKING:
+    from iris.sim.virtual_time import VirtualTime
 
 HEAP_BYTES = 1 << 30
 STEP_LIMIT = 20_000_000
@@ -65,7 +69,7 @@ def run(
         return fn(iris(heap_size), *args, **kwargs)
 
     hosts = simulate(
-        [body] * _checked_size(world_size),
+        [body] * checked_size(world_size),
         seed=seed,
         device=device,
         resident_programs=resident_programs,
@@ -107,12 +111,14 @@ def simulate(
     step_limit: int = STEP_LIMIT,
     all_outcomes: bool = False,
     switches: Sequence[Any] = (),
+    time: VirtualTime | None = None,
 ) -> list[Host]:
     """Run one function for each rank; those that make a context with ``iris.iris()`` meet in one world.
 
     Args:
         all_outcomes: let the other ranks go on when one has raised, and return every outcome.
         switches: state of the process that is each rank's own, beside what every world has.
+        time: kept while the ranks run. Its machine and its residency take the place of those of ``device``.
         bodies, others: as for :func:`run`.
 
     Returns:
@@ -134,7 +140,11 @@ def simulate(
     with ExitStack() as stack:
         order: Callable[[Sequence[int], str], None] = lambda ranks, what: None  # noqa: E731
         if on == "cpu":
-            order = _interpret(world, device, resident_programs, checks, all_outcomes, stack)
+            if time is None:
+                watcher = _watch(world, device, resident_programs, checks)
+            else:
+                watcher = _time(world, time, checks)
+            order = _interpret(world, watcher, all_outcomes, stack)
         else:
             from iris.sim.loopback import share_gpu
 
@@ -146,33 +156,43 @@ def simulate(
             return world.run(bodies, all_outcomes=all_outcomes)
         except SimulationError as error:
             error.seed = seed
-            error.args = (f"{error.args[0]}\n    seed={seed} of iris.sim.run repeats it", *error.args[1:])
+            caller = "iris.sim.run" if time is None else "iris.sim.predict"
+            error.args = (f"{error.args[0]}\n    seed={seed} of {caller} repeats it", *error.args[1:])
             raise
 
 
+def _watch(world: World, device: str, resident_programs: int | None, checks: tuple[str, ...]) -> Watcher:
+    target = _device(device)
+    if resident_programs is not None and resident_programs < 1:
+        raise ArgumentError(f"resident_programs must be at least 1, got {resident_programs}")
+    _stand_for(world, target.name, target.compute_units, resident_programs or target.compute_units)
+    return Watcher(world, checks)
+
+
+def _time(world: World, time: VirtualTime, checks: tuple[str, ...]) -> Timing:
+    _stand_for(world, time.machine.name, time.machine.compute_units, time.resident)
+    timing = Timing(world, checks, time)
+    world.clock = timing.now
+    return timing
+
+
+def _stand_for(world: World, device: str, compute_units: int, residency: int) -> None:
+    world.residency = residency
+    world.target = replace(_target.INTERPRETER, compute_units=compute_units, name=f"simulated {device}")
+
+
 def _interpret(
-    world: World,
-    device: str,
-    resident_programs: int | None,
-    checks: tuple[str, ...],
-    all_outcomes: bool,
-    stack: ExitStack,
+    world: World, watcher: Watcher, all_outcomes: bool, stack: ExitStack
 ) -> Callable[[Sequence[int], str], None]:
     """Set a world up for interpreted kernels; returns what a collective of torch.distributed orders."""
     from iris.runtime.interpreter import leave_language
     from iris.sim.host_code import HostOperations, HostWaits
 
-    target = _device(device)
-    if resident_programs is not None and resident_programs < 1:
-        raise ArgumentError(f"resident_programs must be at least 1, got {resident_programs}")
-    world.residency = resident_programs or target.compute_units
-    world.target = replace(_target.INTERPRETER, compute_units=target.compute_units, name=f"simulated {target.name}")
-    watcher = Watcher(world, checks)
     world.stuck = lambda: _stuck(world, watcher, all_outcomes)
     world.switches.append(RandomState(world.size))
-    clock = _asm.clock_ns
-    _asm.clock_ns = watcher.ticks
-    stack.callback(setattr, _asm, "clock_ns", clock)
+    for name, hook in (("clock_ns", watcher.ticks), ("place", watcher.unit)):
+        stack.callback(setattr, _asm, name, getattr(_asm, name))
+        setattr(_asm, name, hook)
     stack.callback(leave_language)
     stack.enter_context(HostWaits(watcher))
     stack.enter_context(HostOperations(watcher))
@@ -205,7 +225,7 @@ def _device(name: str) -> _target.Target:
     return _target.KNOWN[name]
 
 
-def _checked_size(world_size: int) -> int:
+def checked_size(world_size: int) -> int:
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ArgumentError(f"world_size must be a number of ranks above 0, got {world_size!r}")
     return world_size

@@ -85,6 +85,8 @@ class Summary:
         busy_ns: time by kind, summed over programs; transfers and compute of one program may overlap.
         waited_ns: waiting rank -> rank waited for -> ns, summed over programs.
         host_waited_ns: the same for hosts: at barriers for the last to arrive, and for kernels of the own rank.
+        kernel_ns: for each kernel, its longest launch on any rank, from its first program's start to its last's end.
+        unmodelled: what ran and took no time, because the cost model has none for it.
         predicted: always True.
     """
 
@@ -99,6 +101,8 @@ class Summary:
     busy_ns: Mapping[str, float]
     waited_ns: Mapping[int, Mapping[int, float]]
     host_waited_ns: Mapping[int, Mapping[int, float]]
+    kernel_ns: Mapping[str, float]
+    unmodelled: tuple[str, ...]
     predicted: bool = True
 
     def __str__(self) -> str:
@@ -116,11 +120,14 @@ class Summary:
             waits = ((ns, rank, peer) for rank, row in table.items() for peer, ns in row.items())
             for ns, rank, peer in sorted(waits, reverse=True):
                 lines.append(f"  {title} of rank {rank} waited {_us(ns)} for rank {peer}")
+        lines += [f"  kernel {name}: longest launch {_us(ns)}" for name, ns in self.kernel_ns.items()]
+        if self.unmodelled:
+            lines.append(f"  took no time, for want of a model: {', '.join(self.unmodelled)}")
         return "\n".join(lines)
 
 
 class Timeline:
-    """The spans of a simulation.
+    """The spans and launches of a simulation.
 
     Args:
         time: the virtual time after the simulation.
@@ -131,6 +138,8 @@ class Timeline:
         self.world_size = time.world_size
         self.units = time.units
         self.spans = tuple(time.spans)
+        self.launches = tuple(time.launches)
+        self.unmodelled = tuple(sorted(time.unmodelled))
 
     def summary(self) -> Summary:
         """The figures of this timeline."""
@@ -146,6 +155,10 @@ class Timeline:
             if span.kind in (WAIT, BARRIER) and span.peer >= 0 and span.duration_ns > 0:
                 row = (host_waited if span.slot == HOST else waited).setdefault(span.rank, {})
                 row[span.peer] = row.get(span.peer, 0.0) + span.duration_ns
+        kernel_ns: dict[str, float] = {}
+        for launch in self.launches:
+            if launch.start_ns is not None:
+                kernel_ns[launch.kernel] = max(kernel_ns.get(launch.kernel, 0.0), launch.end_ns - launch.start_ns)
         link, hidden = [], []
         for spans in by_rank:
             transfers = union((s.start_ns, s.end_ns) for s in spans if s.is_link_transfer)
@@ -165,6 +178,8 @@ class Timeline:
             busy_ns=busy_ns,
             waited_ns=waited,
             host_waited_ns=host_waited,
+            kernel_ns=kernel_ns,
+            unmodelled=self.unmodelled,
         )
 
     def _idle_of_units(self, spans: list[Span], makespan: float) -> tuple[float, ...]:

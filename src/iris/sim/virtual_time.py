@@ -43,6 +43,7 @@ class VirtualTime(Occupancy):
     Attributes:
         spans: what was recorded so far, in no particular order (:class:`iris.sim.timeline.Span`).
         launches: what was launched so far, in the order of :meth:`launch_issued`.
+        unmodelled: names of what the simulator saw and has no time for.
         resident: programs of a rank that run at a time.
         units: compute units of a rank that programs run on.
     """

@@ -318,6 +318,9 @@ class Watcher(Observer):
         for rank in ranks:
             self._hosts[rank] = together
 
+    def host_operation(self, name: str) -> None:
+        """Host code of a rank does a PyTorch operation that is not a mere view."""
+
     def collective(self, ranks: Sequence[int], what: str) -> None:
         """A collective of torch.distributed: orders the ranks' current streams and hosts with each other."""
         actors = []
@@ -336,6 +339,10 @@ class Watcher(Observer):
         """The clock of the running program in nanoseconds, for kernels that read one."""
         program = self.world.current
         return 1000 * program.state.accesses if program is not None else 0
+
+    def unit(self) -> tuple[int, int]:
+        """The compute unit that the running program is on, counted within its die, and the die."""
+        return 0, 0
 
 
 def active(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:

@@ -8,9 +8,9 @@ from iris.runtime.settle import settle as _settle
 
 _settle()
 
+import typing as _typing  # noqa: E402
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError  # noqa: E402
 from importlib.metadata import version as _version  # noqa: E402
-from typing import TYPE_CHECKING as _TYPE_CHECKING  # noqa: E402
 
 from iris import errors, hip, logging, ops  # noqa: E402
 from iris.device import clock as device_utils  # noqa: E402
@@ -34,7 +34,7 @@ from iris.runtime.logs import DEBUG, ERROR, INFO, WARNING, logger, set_logger_le
 from iris.runtime.tensors import CUDAArrayInterface, tensor_from_ptr  # noqa: E402
 from iris.runtime.timing import do_bench  # noqa: E402
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from iris import sim
 
 Context = DeviceContext
@@ -53,6 +53,10 @@ def __getattr__(name: str):
 
         return importlib.import_module("iris.sim")
     raise AttributeError(f"module 'iris' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "sim"})
 
 
 try:

@@ -27,7 +27,7 @@ import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.errors import InterpreterError
 
-from iris.errors import ArgumentError, IrisError
+from iris.errors import ArgumentError, IrisError, MissingBarrierWarning
 from iris.runtime import scheduler as scheduling
 from iris.runtime.scheduler import Launch, Program, Scheduler
 from iris.runtime.streams import submit
@@ -377,7 +377,7 @@ def _execute(executor, *args, **kwargs) -> None:
         program = scheduling.current().current
         try:
             executor.fn(**values)
-        except IrisError:
+        except (IrisError, MissingBarrierWarning):
             raise
         except Exception as error:
             raise InterpreterError(f"{program.describe()}, {_place(error)}: {error!r}") from error

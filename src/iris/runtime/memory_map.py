@@ -26,6 +26,7 @@ class MemoryRegion:
         site: where it was made, empty when unknown.
         everywhere: addresses of the same allocation on every rank; empty for memory that is on no heap.
         born_uninitialized: whether nothing had been written to it when it became known.
+        born: number of the access that made it and wrote all of it; 0 when unknown.
         internal: part of the library's own bookkeeping, which reports leave out.
         shape, itemsize: for naming elements; the shape is that of the tensor a kernel was given.
     """
@@ -51,6 +52,7 @@ class MemoryRegion:
         self.internal = internal
         self.itemsize = itemsize
         self.shape: tuple[int, ...] | None = None
+        self.born = 0
         self.granule = 0
         self.writes: np.ndarray | None = None
         self.reads: np.ndarray | None = None

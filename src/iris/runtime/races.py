@@ -36,7 +36,7 @@ class RaceChecker:
     Args:
         memory: the known regions.
         clocks: the actors' clocks.
-        describe: names an actor's ``who``: (rank, kernel, program) for messages.
+        describe: names an actor's ``who`` for messages: rank, kernel, program, and a number of the launch.
         races, bounds, uninitialized: what to check.
     """
 
@@ -44,7 +44,7 @@ class RaceChecker:
         self,
         memory: MemoryMap,
         clocks: Clocks,
-        describe: Callable[[object], tuple[int, str, tuple[int, ...] | None]],
+        describe: Callable[[object], tuple[int, str, tuple[int, ...] | None, int]],
         *,
         races: bool = True,
         bounds: bool = True,
@@ -148,12 +148,6 @@ class RaceChecker:
         if sem in ("release", "acq_rel") and level > CTA:
             self._release(actor, region, entries, level)
 
-    def fill(self, actor: Actor, region: MemoryRegion, doing: tuple[str, int, str]) -> None:
-        """The whole region was written by whoever made it."""
-        region.prepare(region.granule or region.itemsize)
-        assert region.writes is not None
-        region.writes[:] = self.clocks.number(actor, *doing)
-
     def accesses(self, region: MemoryRegion, address: int) -> list[Access]:
         """Who wrote an address, the last plain write first."""
         if region.writes is None:
@@ -171,7 +165,7 @@ class RaceChecker:
         return self.access_of(doing, region, address, extent)
 
     def access_of(self, doing: Doing, region: MemoryRegion, address: int, extent: str = "") -> Access:
-        rank, kernel, program = self._describe(doing.who)
+        rank, kernel, program, launch = self._describe(doing.who)
         source = linecache.getline(doing.file, doing.line).strip()
         return Access(
             rank=rank,
@@ -185,6 +179,7 @@ class RaceChecker:
             owner=region.rank,
             site=region.site,
             elements=extent or region.element(address),
+            launch=launch,
         )
 
     def _include(self, actor: Actor, members: np.ndarray, entries, number: int) -> None:
@@ -208,11 +203,11 @@ class RaceChecker:
         if current.size == 0:
             return
         low, high = int(current.min()), int(current.max())
-        if high == 0:
+        if high == 0 and (sets or not region.born):
             return
         values = (low,) if low == high else np.unique(current)
         for value in values:
-            accesses = self.clocks.sets[value] if sets else np.array([value], dtype=np.int32)
+            accesses = self.clocks.sets[value] if sets else np.array([value or region.born], dtype=np.int32)
             unordered = self.clocks.unordered(actor, accesses, level)
             if self.uncovered and not sets and value in self.uncovered and self.clocks.slots[value] != actor.slot:
                 self.relied(int(value), actor.who)
@@ -366,9 +361,10 @@ def _missing(first: Access, second: Access, first_level: int, second_level: int)
             f"{second.rank} acquire the same flag (iris.signal.wait) before its own; relaxed atomics, 'gpu' scope and "
             "volatile loads do not order ranks"
         )
-    if first.kernel == second.kernel and first.launch == second.launch:
+    if first.launch == second.launch:
         return (
-            "they are programs of one launch, which run in any order: give the element to one program, or release and "
+            "they are programs of one launch, which run in any order, and relaxed atomics and volatile loads do not "
+            "order them: give the element to one program, or release and "
             "acquire a flag between the two"
         )
     return "they are launches on different streams of the rank: let one stream wait for an event of the other"

@@ -19,6 +19,7 @@ class Access:
         owner: the rank whose memory it is.
         site: where the tensor was made.
         elements: the elements, in words.
+        launch: a number that tells launches apart; 0 for host code.
     """
 
     rank: int
@@ -32,10 +33,7 @@ class Access:
     owner: int
     site: str
     elements: str
-
-    @property
-    def launch(self) -> tuple[int, str]:
-        return self.rank, self.kernel
+    launch: int = 0
 
     def who(self) -> str:
         """Rank, kernel and program."""

@@ -105,10 +105,11 @@ def _writers(region: MemoryRegion, address: int, watcher: Watcher) -> str:
     writers = [a for a in watcher.checker.accesses(region, address) if a.kernel]
     if writers:
         return "last written by " + "; ".join(f"{a.who()} at {a.file}:{a.line} ({a.what})" for a in writers[-3:])
-    relatives = [watcher.memory.find(a) for a in region.everywhere] or [region]
+    # The flag's own neighbours say most; those on other ranks are for tensors that only peers wait for.
+    relatives = [region, *(watcher.memory.find(a) for a in region.everywhere if a != region.start)]
     found: dict[tuple[str, int], str] = {}
     for relative in relatives:
-        if relative is None or relative.writes is None:
+        if relative is None or relative.writes is None or (found and relative is not region):
             continue
         numbers = set(np.unique(relative.writes).tolist())
         if relative.atomics is not None:

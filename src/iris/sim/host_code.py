@@ -48,13 +48,7 @@ _PARTIAL = frozenset(
 )
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_")
 # They hand a value to the host, which on a GPU waits for the stream.
-_HOST_READS = frozenset(
-    {
-        "_local_scalar_dense",
-        "equal",
-        "is_nonzero",
-    }
-)
+_HOST_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero"})
 _HOST_FUNCTIONS = frozenset(
     {
         "cpu",
@@ -67,8 +61,13 @@ _HOST_FUNCTIONS = frozenset(
         "__float__",
         "__index__",
         "__repr__",
+        "__format__",
+        "__reduce_ex__",
     }
 )
+# Those that no PyTorch operation shows, and those after which NumPy has the memory too.
+_UNSEEN = frozenset({"tolist", "numpy", "__array__", "__repr__", "__format__", "__reduce_ex__"})
+_EXPOSES = frozenset({"numpy", "__array__"})
 
 
 @cache
@@ -103,11 +102,24 @@ class HostOperations(TorchDispatchMode):
             self._watcher.host_operation(name)
             self._accesses(name, roles, args, kwargs)
         result = func(*args, **kwargs)
-        if name in _EMPTY and isinstance(result, torch.Tensor) and result.device.type == "cpu":
-            file, line = place()
-            label = f"{file.rpartition('/')[2]}:{line}"
-            self._watcher.memory.add_tensor(result, world.rank(), label, f"{file}:{line}", fresh=True)
+        if not views:
+            for tensor in result if isinstance(result, list | tuple) else (result,):
+                self._born(name, tensor)
         return result
+
+    def _born(self, name: str, tensor: Any) -> None:
+        """Make the memory of a result known that the operation has allocated."""
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return
+        memory, rank = self._watcher.memory, self._watcher.world.rank()
+        if not tensor.untyped_storage().nbytes() or memory.find(tensor.untyped_storage().data_ptr()) is not None:
+            return
+        file, line = place()
+        label = f"{file.rpartition('/')[2]}:{line}"
+        region = memory.add_tensor(tensor, rank, label, f"{file}:{line}", fresh=name in _EMPTY)
+        if region is not None and name not in _EMPTY and self._watcher.tracking:
+            actor = self._watcher.stream_actor(rank)
+            region.born = self._watcher.clocks.number(actor, file, line, f"aten.{name}")
 
     def _accesses(self, name: str, roles: tuple, args: tuple, kwargs: dict) -> None:
         actor: Actor | None = None
@@ -124,6 +136,16 @@ class HostOperations(TorchDispatchMode):
         if name in _HOST_READS and actor is not None:
             watcher.host_awaited(streams.current_stream())
 
+    def read_by_host(self, name: str, tensor: Any) -> None:
+        """A function that reads a tensor's memory without an operation that could be seen here."""
+        region = self._region(tensor)
+        if region is None or self._watcher.world.current is not None:
+            return
+        if name in _EXPOSES and region.born_uninitialized:
+            region.born_uninitialized = False  # whoever has the array may write to it unseen
+        actor = self._watcher.stream_actor(self._watcher.world.rank())
+        self._access(actor, region, tensor, name, read=True, written=False)
+
     def _region(self, tensor: Any) -> MemoryRegion | None:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" or tensor.numel() == 0:
             return None
@@ -138,7 +160,7 @@ class HostOperations(TorchDispatchMode):
             if written:
                 watcher.world.wake_all()
             return
-        doing = (*place(), f"aten.{name}")
+        doing = (*place(), f"Tensor.{name}" if name in _UNSEEN else f"aten.{name}")
         entries = region.select_strided(
             tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride())
         )
@@ -160,12 +182,17 @@ class HostOperations(TorchDispatchMode):
 class HostWaits(TorchFunctionMode):
     """Functions that give a tensor's values to the host wait for the current stream on a GPU, so they order here."""
 
-    def __init__(self, watcher: Watcher):
+    def __init__(self, watcher: Watcher, operations: HostOperations):
         super().__init__()
         self._watcher = watcher
+        self._operations = operations
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        reads = name in _HOST_FUNCTIONS and self._watcher.world.host is not None
+        if reads and name in _UNSEEN and args:
+            self._operations.read_by_host(name, args[0])
         result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in _HOST_FUNCTIONS and self._watcher.world.host is not None:
+        if reads:
             self._watcher.host_awaited(streams.current_stream())
         return result

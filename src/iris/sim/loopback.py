@@ -5,13 +5,16 @@ kernel that another rank has yet to launch. That covers the waits of contexts, `
 ``Stream.synchronize``, ``Event.synchronize`` and the functions that read a tensor on the host
 (:data:`_HOST_FUNCTIONS`). A PyTorch operation that waits for the GPU out of sight of Python still blocks every rank.
 
-A kernel is loaded when it is launched for the first time, which takes a second; before such a launch the rank waits
-until the others are as far, so that no kernel spins while its peer's is being compiled.
+CUDA loads a kernel when it is launched for the first time, and loads nothing while another kernel runs (seen on an
+H200, also with CUDA_MODULE_LOADING=EAGER, which does spare PyTorch's own kernels). So a rank that calls a kernel with
+new arguments waits until the GPU is idle, or until only the ranks that load can end what runs there; and it launches
+when the others have loaded theirs or wait for something, so that no kernel spins while its peer's is still to load.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -31,12 +34,15 @@ from iris.sim.rank_state import CudaStreams, RandomState
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _WANTED_QUEUES = 32
 _DEFAULT_QUEUES = 8
+_QUIET_S = 0.05
 
 _HOST_FUNCTIONS = frozenset(
     {"cpu", "tolist", "numpy", "item", "to", "copy_", "equal", "allclose", "nonzero", "is_nonzero", "unique"}
     | {"masked_select", "__array__", "__bool__", "__int__", "__float__", "__index__", "__repr__", "__format__"}
     | {"__contains__", "__getitem__", "__setitem__"}
 )
+# They may copy from the host's memory, for which PyTorch waits for the stream.
+_COPIES = frozenset({"tensor", "as_tensor", "to", "cuda", "copy_", "__setitem__"})
 
 
 class Gpu:
@@ -65,6 +71,11 @@ class Gpu:
         streams = {torch.cuda.current_stream(self.index), self.current.own[rank], *self._streams[rank]}
         self.wait([stream.record_event() for stream in streams], "its GPU work")
 
+    def idle(self) -> bool:
+        """Whether no rank's stream has work left."""
+        streams = {*self.current.own, *(stream for own in self._streams for stream in own)}
+        return all(stream.query() for stream in streams)
+
     def wait(self, events: list[Any], what: str) -> None:
         """Let the other ranks go on until the GPU has reached some events."""
         if not all(event.query() for event in events):
@@ -84,8 +95,11 @@ class _HostReads(TorchFunctionMode):
         self._gpu = gpu
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        reads = getattr(func, "__name__", "") in _HOST_FUNCTIONS and self._gpu.world.host is not None
-        if reads and any(isinstance(a, torch.Tensor) and a.is_cuda for a in args):
+        name = getattr(func, "__name__", "")
+        if self._gpu.world.host is not None and (
+            name in _COPIES
+            or (name in _HOST_FUNCTIONS and any(isinstance(a, torch.Tensor) and a.is_cuda for a in args))
+        ):
             # The mode is off while it handles a call; the ranks that run meanwhile need it.
             with self:
                 self._gpu.wait_for_stream()
@@ -97,6 +111,7 @@ def share_gpu(world: World, link_gbps: float | None, all_outcomes: bool, stack: 
     if link_gbps is not None and not link_gbps > 0:
         raise ArgumentError(f"link_gbps must be above 0, got {link_gbps}")
     _provide_queues(world.size)
+    _load_cublas()
     gpu = Gpu(world)
     world.gpu = gpu
     world.link_gbps = link_gbps
@@ -107,7 +122,7 @@ def share_gpu(world: World, link_gbps: float | None, all_outcomes: bool, stack: 
     _replace(stack, torch.cuda, "synchronize", gpu.synchronize)
     _replace(stack, torch.cuda.Stream, "synchronize", lambda stream: gpu.wait([stream.record_event()], "a stream"))
     _replace(stack, torch.cuda.Event, "synchronize", lambda event: gpu.wait([event], "an event"))
-    _hold_first_launches(stack, world)
+    _hold_first_launches(stack, world, gpu)
     stack.enter_context(_HostReads(gpu))
 
 
@@ -115,6 +130,7 @@ def _provide_queues(ranks: int) -> None:
     wanted = 2 * ranks + 1
     if not torch.cuda.is_initialized():
         os.environ.setdefault(_QUEUES, str(_WANTED_QUEUES))
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     queues = int(os.environ.get(_QUEUES, _DEFAULT_QUEUES))
     if queues < min(wanted, _WANTED_QUEUES):
         raise RuntimeConflict(
@@ -123,33 +139,66 @@ def _provide_queues(ranks: int) -> None:
         )
 
 
+def _load_cublas() -> None:
+    """Have cuBLAS load its kernels, which it does at its first product, while nothing runs on the GPU."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        matrix = torch.zeros(16, 16, dtype=dtype, device="cuda")
+        torch.matmul(matrix, matrix)
+    torch.cuda.synchronize()
+
+
 def _replace(stack: ExitStack, owner: Any, name: str, value: Callable[..., Any]) -> None:
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
 
 
-def _hold_first_launches(stack: ExitStack, world: World) -> None:
-    from triton.compiler.compiler import CompiledKernel
+def _hold_first_launches(stack: ExitStack, world: World, gpu: Gpu) -> None:
+    from triton.runtime.jit import JITFunction
 
-    load = CompiledKernel._init_handles
-    arrived: set[int] = set()
+    launch = JITFunction.run
+    known: list[set[Any]] = [set() for _ in range(world.size)]
+    loading: set[int] = set()
+    busy_since = [0.0]
 
-    def ready() -> bool:
-        others = (h for h in world.hosts if h.rank not in arrived and not h.done)
-        return all(h.condition is not None for h in others)
+    def others_wait() -> bool:
+        return all(h.rank in loading or h.done or not h.ready() for h in world.hosts)
 
-    def load_and_meet(kernel: Any) -> None:
-        first = kernel.module is None
-        load(kernel)
-        if not first or world.host is None or torch.cuda.is_current_stream_capturing():
-            return
-        arrived.add(world.rank())
-        try:
-            world.run_until(ready, "the other ranks to load their kernels")
-        finally:
-            arrived.discard(world.rank())
+    def may_load() -> bool:
+        """The GPU is idle, or nobody but the ranks that load can make the kernels on it end."""
+        if gpu.idle():
+            return True
+        if not others_wait():
+            busy_since[0] = time.monotonic()
+        return time.monotonic() - busy_since[0] > _QUIET_S
 
-    _replace(stack, CompiledKernel, "_init_handles", load_and_meet)
+    def load_and_launch(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        rank = world.host.rank if world.host is not None else None
+        if warmup or rank is None:
+            return launch(function, *args, grid=grid, warmup=warmup, **kwargs)
+        # All values count, not only what the compiler specializes on: then ranks that call alike meet alike.
+        key = (function, tuple(map(_value, args)), tuple((name, _value(v)) for name, v in kwargs.items()))
+        if key not in known[rank] and not torch.cuda.is_current_stream_capturing():
+            kernel = launch(function, *args, grid=grid, warmup=True, **kwargs)
+            busy_since[0] = time.monotonic()
+            loading.add(rank)
+            try:
+                world.run_until(may_load, "the GPU to be idle, to load a kernel")
+                if kernel is not None:
+                    kernel._init_handles()
+                world.run_until(others_wait, "the other ranks to load their kernels")
+            finally:
+                loading.discard(rank)
+            known[rank].add(key)
+        return launch(function, *args, grid=grid, warmup=False, **kwargs)
+
+    _replace(stack, JITFunction, "run", load_and_launch)
+
+
+def _value(argument: Any) -> Any:
+    """What tells apart two launches that may be compiled differently."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16
+    return argument if isinstance(argument, int | float | str | bool | type(None)) else repr(argument)
 
 
 def _stuck(world: World, all_outcomes: bool) -> DeadlockError | None:

@@ -194,8 +194,9 @@ def _interpret(
         stack.callback(setattr, _asm, name, getattr(_asm, name))
         setattr(_asm, name, hook)
     stack.callback(leave_language)
-    stack.enter_context(HostWaits(watcher))
-    stack.enter_context(HostOperations(watcher))
+    operations = HostOperations(watcher)
+    stack.enter_context(HostWaits(watcher, operations))
+    stack.enter_context(operations)
     return watcher.collective
 
 

@@ -48,8 +48,8 @@ class Who:
     launch: Any = None
 
 
-def _describe(who: Any) -> tuple[int, str, tuple[int, ...] | None]:
-    return who.rank, who.kernel, who.program
+def _describe(who: Any) -> tuple[int, str, tuple[int, ...] | None, int]:
+    return who.rank, who.kernel, who.program, 0 if who.launch is None else id(who.launch)
 
 
 def _named(who: Who) -> str:

@@ -122,7 +122,9 @@ class Watcher(Observer):
 
     def noted(self, rank: int, tensor: torch.Tensor, label: str) -> None:
         """Bookkeeping of a context, which reports leave out."""
-        self.memory.add_tensor(tensor, rank, label, internal=True)
+        region = self.memory.add_tensor(tensor, rank, label, internal=True)
+        if region is not None:  # known already since an operation made it
+            region.label, region.internal = label, True
 
     def _name_arguments(self, launch: Launch, rank: int) -> None:
         for name, value in (launch.keep or {}).items():

@@ -1,9 +1,7 @@
 """Tells the cost model what a simulated world does: the watcher that also keeps virtual time.
 
-Accesses are charged as the interpreter makes them. What is left to decide is when a program waits. A read-modify-write
-that changes nothing, and a volatile load of few elements, may be one turn of a polling loop or a look at a flag, and
-the next turn decides: looks at one address that follow each other are one wait, and the wait is over when the program
-does something else. It then has cost one access, or the time until what the last look saw was visible.
+Accesses are charged as the interpreter makes them; when a program waits is worked out in :mod:`iris.sim._looks`.
+Programs give way to earlier ones before they synchronise, so flags and counters change in the order of time.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,8 @@ from iris.runtime import streams
 from iris.runtime.memory_map import MemoryRegion
 from iris.runtime.scheduler import Launch, Program
 from iris.runtime.world import World
-from iris.sim.virtual_time import Release, VirtualTime
+from iris.sim._looks import Looks, ProgramName, Running
+from iris.sim.virtual_time import VirtualTime
 from iris.sim.watcher import Watcher, active, place
 
 # An access to at most so many elements may be to flags; more are data.
@@ -31,33 +30,6 @@ _PRODUCTS = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "_int_mm", "_scaled_mm", "convolution", "scaled_dot_product_attention"}
 )
 _DESCRIPTOR_ACCESSES = ("create_descriptor_load", "create_descriptor_store")
-
-
-class ProgramName(NamedTuple):
-    """What a program is called in spans: its place in the grid, x fastest, and the number of its launch."""
-
-    kernel: str
-    launch: int
-    index: int
-
-
-class _Look(NamedTuple):
-    """The last of the looks at some flags that follow each other."""
-
-    addresses: list[int]
-    owner: int
-    where: str
-    release: Release | None  # what it saw
-
-
-@dataclass(eq=False, slots=True)
-class _Running:
-    """A program that runs."""
-
-    name: ProgramName
-    rank: int
-    looks: dict[int, _Look] = field(default_factory=dict)  # by the first address
-    looked_ns: float = 0.0  # time of its looks since something that it polls has changed
 
 
 @dataclass(slots=True)
@@ -86,8 +58,8 @@ class Timing(Watcher):
         self._launches: dict[Launch, _Issued] = {}
         self._launch_numbers, self._stream_numbers = itertools.count(), itertools.count()
         self._orders: weakref.WeakKeyDictionary[Any, _StreamOrder] = weakref.WeakKeyDictionary()
-        self._programs: dict[Program, _Running] = {}
-        self._looking: dict[int, set[_Running]] = {}  # by address
+        self._programs: dict[Program, Running] = {}
+        self._looks = Looks(time)
         # Addresses as spans and caches know them: the same in every run.
         self._starts: weakref.WeakKeyDictionary[MemoryRegion, int] = weakref.WeakKeyDictionary()
         self._next_start = 1 << 20
@@ -102,10 +74,7 @@ class Timing(Watcher):
         if program is None:
             return 0
         running = self._programs[program]
-        for address, look in list(running.looks.items()):
-            # What the clock is read for may be the wait; a look that saw nothing new keeps its loop where it is.
-            if self._is_late(running, look.release):
-                self._end_look(running, address)
+        self._looks.end_late(running)
         return round(self.time.now(running.name))
 
     def unit(self) -> tuple[int, int]:
@@ -145,13 +114,13 @@ class Timing(Watcher):
         launch = program.launch
         (x, y, z), (extent_x, extent_y, _) = program.index, launch.grid
         name = ProgramName(launch.name, self._launches[launch].number, x + extent_x * (y + extent_y * z))
-        self._programs[program] = _Running(name, launch.state.rank)
+        self._programs[program] = Running(name, launch.state.rank)
         self.time.program_started(name, name.launch, name.index)
 
     def program_ended(self, program: Program) -> None:
         super().program_ended(program)
         running = self._programs[program]
-        self._end_looks(running)
+        self._looks.end(running)
         self.time.program_ended(running.name)
         del self._programs[program]
 
@@ -162,7 +131,7 @@ class Timing(Watcher):
         if volatile and 0 < flat.size <= MOST_FLAGS:
             if not self._is_internal(flat):
                 self.world.give_way()
-                self._look(flat)
+                self._looks.look(self._at_work(), self._flags(flat), _where())
         else:
             self._transfer(flat, itemsize, write=False)
         super().load(addresses, mask, itemsize, volatile)
@@ -172,7 +141,7 @@ class Timing(Watcher):
         self._transfer(flat, itemsize, write=True)
         super().store(addresses, mask, itemsize)
         if 0 < flat.size <= MOST_FLAGS and not self._is_internal(flat):
-            self._release(self._at_work(), flat)
+            self._looks.released(self._at_work(), self._flags(flat))
 
     def before_atomic(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int) -> None:
         flat = active(addresses, mask)
@@ -195,37 +164,37 @@ class Timing(Watcher):
         if not flat.size or self._is_internal(flat):
             return
         if not changed.any() and flat.size <= MOST_FLAGS:
-            self._look(flat)
+            self._looks.look(self._at_work(), self._flags(flat), _where())
             return
         running = self._at_work()
         address, owner = self._named(int(flat[0]))
         seen = None
         if address in running.looks or name in ("cas", "xchg"):
             # It ends a wait for what it has found, or is a wait of one turn.
-            self._forget_look(running, address)
+            self._looks.forget(running, address)
             seen = self.time.last_release(address)
-        self._end_looks(running)
+        self._looks.end(running)
         where = _where()
         if flat.size > 1:
             for first, rank, elements in self._parts(flat, itemsize):
                 self.time.transfer(running.name, rank, elements * itemsize, True, where, address=first)
         self.time.atomic(running.name, owner, where)
-        if self._is_late(running, seen):
+        if self._looks.is_late(running, seen):
             self.time.waited(running.name, address, where, release=seen)
         if flat.size <= MOST_FLAGS:
-            self._release(running, active(np.broadcast_to(addresses, changed.shape), changed))
+            self._looks.released(running, self._flags(active(np.broadcast_to(addresses, changed.shape), changed)))
 
     def dot(self, m: int, n: int, k: int, dtype: str) -> None:
         super().dot(m, n, k, dtype)
         running = self._at_work()
-        self._end_looks(running)
+        self._looks.end(running)
         self.time.dot(running.name, m, n, k, dtype)
 
     def _transfer(self, flat: np.ndarray, itemsize: int, write: bool) -> None:
         if not flat.size or self._is_internal(flat):
             return
         running = self._at_work()
-        self._end_looks(running)
+        self._looks.end(running)
         bulk = sys._getframe(3).f_code.co_name in _DESCRIPTOR_ACCESSES
         where = _where()
         for first, owner, elements in self._parts(flat, itemsize):
@@ -258,62 +227,15 @@ class Timing(Watcher):
         # Memory that is on no heap may be shared by ranks that would have copies of their own.
         return start + address - region.start, region.rank if region.everywhere else self._at_work().rank
 
-    def _at_work(self) -> _Running:
+    def _flags(self, flat: np.ndarray) -> list[tuple[int, int]]:
+        return [self._named(address) for address in flat.tolist()]
+
+    def _at_work(self) -> Running:
         return self._programs[self._running()]
 
     def _is_internal(self, flat: np.ndarray) -> bool:
         region = self.memory.find(int(flat.flat[0]))
         return region is not None and region.internal
-
-    # Flags.
-
-    def _look(self, flat: np.ndarray) -> None:
-        """The running program reads flags, and perhaps waits for them."""
-        running = self._at_work()
-        named = [self._named(address) for address in flat.tolist()]
-        addresses, owner = [address for address, _ in named], named[0][1]
-        found = [r for r in map(self.time.last_release, addresses) if r is not None]
-        release = max(found, key=lambda r: r.visible_ns, default=None)
-        running.looks[addresses[0]] = _Look(addresses, owner, _where(), release)
-        running.looked_ns += self._latency_ns(running, owner)
-        for address in addresses:
-            self._looking.setdefault(address, set()).add(running)
-
-    def _release(self, running: _Running, flat: np.ndarray) -> None:
-        """The last access of a program has set flags."""
-        for address, owner in map(self._named, flat.tolist()):
-            self.time.released(running.name, address, owner=owner)
-            for other in self._looking.get(address, ()):
-                other.looked_ns = 0.0
-
-    def _end_looks(self, running: _Running) -> None:
-        for address in list(running.looks):
-            self._end_look(running, address)
-
-    def _end_look(self, running: _Running, address: int) -> None:
-        look = running.looks[address]
-        self._forget_look(running, address)
-        if self._is_late(running, look.release, self._latency_ns(running, look.owner)):
-            self.time.waited(running.name, address, look.where, release=look.release)
-        else:
-            self.time.atomic(running.name, look.owner, look.where)
-
-    def _forget_look(self, running: _Running, address: int) -> None:
-        look = running.looks.pop(address, None)
-        for each in look.addresses if look is not None else ():
-            self._looking[each].discard(running)
-        if not running.looks:
-            running.looked_ns = 0.0
-
-    def _is_late(self, running: _Running, release: Release | None, latency_ns: float = 0.0) -> bool:
-        """Whether what was seen becomes visible after an access of that latency would have ended."""
-        if release is None or release.program == running.name:
-            return False
-        return release.visible_ns > self.time.now(running.name) + latency_ns
-
-    def _latency_ns(self, running: _Running, owner: int) -> float:
-        machine = self.time.machine
-        return machine.local_latency_ns if owner == running.rank else machine.remote_latency_ns
 
     # Hosts and streams.
 

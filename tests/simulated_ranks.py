@@ -3,6 +3,7 @@
 import traceback
 
 import torch
+import torch.distributed as dist
 
 from iris.sim.running import simulate
 from iris.testing import Outcome
@@ -29,6 +30,7 @@ class SimulatedRanks:
         def of_rank(rank):
             def run():
                 torch.manual_seed(rank)
+                dist.init_process_group()
                 if heap_bytes is None:
                     return body(rank, self.world_size, *args, **kwargs)
                 import iris

@@ -144,6 +144,7 @@ def body_never_arrives(rank, world_size):
         del os.environ["IRIS_TIMEOUT"]
 
 
+@pytest.mark.processes("it ends by a time limit, and one rank returns early")
 def test_a_rank_that_never_arrives_is_named(ranks):
     ranks(3).run(body_never_arrives, context=None)
 

@@ -227,6 +227,7 @@ def body_lazy(rank, world_size):
     assert grown_kib < 64 * 1024, f"{grown_kib} KiB were committed"
 
 
+@pytest.mark.processes("it reads what its process has committed")
 def test_the_region_is_committed_lazily(ranks, pytestconfig):
     if pytestconfig.getoption("--runtime") == "gpu":
         pytest.skip("GPU memory is committed when it is allocated; only the cpu runtime commits lazily")

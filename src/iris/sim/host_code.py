@@ -46,7 +46,7 @@ _PARTIAL = frozenset(
         "index_fill_",
     }
 )
-_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_")
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 # They hand a value to the host, which on a GPU waits for the stream.
 _HOST_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero"})
 _HOST_FUNCTIONS = frozenset(
@@ -100,12 +100,20 @@ class HostOperations(TorchDispatchMode):
         name, views, roles = _roles(func)
         if not views:
             self._watcher.host_operation(name)
-            self._accesses(name, roles, args, kwargs)
+            if name == "resize_":
+                self._forget(args[0])  # its memory may move
+            else:
+                self._accesses(name, roles, args, kwargs)
         result = func(*args, **kwargs)
         if not views:
             for tensor in result if isinstance(result, list | tuple) else (result,):
                 self._born(name, tensor)
         return result
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        region = self._region(tensor)
+        if region is not None and not region.everywhere:
+            self._watcher.memory.remove(region.start)
 
     def _born(self, name: str, tensor: Any) -> None:
         """Make the memory of a result known that the operation has allocated."""

@@ -100,9 +100,7 @@ class _HostReads(TorchFunctionMode):
             name in _COPIES
             or (name in _HOST_FUNCTIONS and any(isinstance(a, torch.Tensor) and a.is_cuda for a in args))
         ):
-            # The mode is off while it handles a call; the ranks that run meanwhile need it.
-            with self:
-                self._gpu.wait_for_stream()
+            self._gpu.wait_for_stream()
         return func(*args, **(kwargs or {}))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 
 class RandomState:
@@ -53,6 +54,34 @@ class GradMode:
     def leave(self, rank: int) -> None:
         self._modes[rank] = torch.is_grad_enabled()
         torch._C._set_grad_enabled(self._outside)
+
+
+class FunctionModes:
+    """Modes of PyTorch's functions that are on: ``with torch.device(...)`` of one rank is not that of the others.
+
+    A mode is off while it handles a call, so a call that lets other ranks go on would leave them without it.
+    """
+
+    def __init__(self, size: int):
+        self._modes = [_get_current_function_mode_stack()] * size
+        self._outside = self._modes[0]
+
+    def enter(self, rank: int) -> None:
+        self._outside = _get_current_function_mode_stack()
+        self._set(self._outside, self._modes[rank])
+
+    def leave(self, rank: int) -> None:
+        self._modes[rank] = _get_current_function_mode_stack()
+        self._set(self._modes[rank], self._outside)
+
+    @staticmethod
+    def _set(now: list[Any], wanted: list[Any]) -> None:
+        if len(now) == len(wanted) and all(a is b for a, b in zip(now, wanted, strict=True)):
+            return
+        for _ in now:
+            _pop_mode()
+        for mode in wanted:
+            _push_mode(mode)
 
 
 class Environment:

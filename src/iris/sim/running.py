@@ -15,7 +15,7 @@ from iris.runtime.local_group import LocalDistributed
 from iris.runtime.settle import settled
 from iris.runtime.world import Host, World
 from iris.sim.deadlock import deadlock
-from iris.sim.rank_state import Environment, GradMode, RandomState
+from iris.sim.rank_state import Environment, FunctionModes, GradMode, RandomState
 from iris.sim.timing import Timing
 from iris.sim.watcher import CHECKS, Watcher
 
@@ -151,7 +151,8 @@ def simulate(
             share_gpu(world, link_gbps, all_outcomes, stack)
         distributed = LocalDistributed(world.size, world.rank, world.run_until, order)
         stack.callback(distributed.close)
-        world.switches += [Environment(world.size), GradMode(world.size), distributed, *switches]
+        world.switches += [Environment(world.size), GradMode(world.size), FunctionModes(world.size), distributed]
+        world.switches += switches
         try:
             return world.run(bodies, all_outcomes=all_outcomes)
         except SimulationError as error:

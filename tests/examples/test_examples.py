@@ -1,6 +1,7 @@
 """The examples and the code of the README and the documentation: what a reader copies runs and prints what it says."""
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from iris.ops.choice import PULL_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SIMULATED = ROOT / "examples" / "07_predict_a_timeline.py"  # makes its ranks itself
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TIME_LIMIT_S = 90
 
@@ -68,12 +70,26 @@ def run(request):
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", [path for path in EXAMPLES if path != SIMULATED], ids=lambda path: path.stem)
 def test_example(run, example, ranks):
     lines = run(ranks, example)
     for rank in range(ranks):
         # An example checks its own results and prints its line after that.
         assert sum(line.startswith(f"rank {rank} of {ranks}") for line in lines) == 1, lines
+
+
+def test_example_of_a_prediction(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("IRIS_", "TRITON_"))}
+    environment["PYTHONPATH"] = str(ROOT / "src")
+    command = [sys.executable, SIMULATED, "--device", "h200", "--ranks", "3", "--trace", tmp_path / "trace.json"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S)
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "Predicted (cost model h200, not measured)"
+    assert [line.partition(":")[0] for line in lines[-3:]] == [f"rank {rank} of 3" for rank in range(3)]
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert trace["metadata"]["predicted"] is True
+    assert {event["pid"] for event in trace["traceEvents"]} == {0, 1, 2}
 
 
 def test_examples_are_numbered_without_gaps():

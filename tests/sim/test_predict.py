@@ -8,8 +8,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import InterpreterError
 
 import iris
+import iris.device.address
 from iris import sim
 from iris.device import clock, signal
 from iris.errors import ArgumentError
@@ -430,6 +432,63 @@ def test_a_host_that_asks_an_event_again_and_again_sees_it():
 
     prediction = sim.predict(body, 1, heap_size=HEAP)
     assert prediction.summary.host_waited_ns[0][0] == launches(prediction, "copy_kernel")[0][1]
+
+
+def test_descriptors_move_in_bulk():
+    @triton.jit
+    def kernel(source, target, rank, peer, heap_bases, BLOCK: tl.constexpr):
+        remote = iris.device.address.translate(source, rank, peer, heap_bases)
+        block = tl.make_tensor_descriptor(remote, [BLOCK, BLOCK], [BLOCK, 1], [BLOCK, BLOCK]).load([0, 0])
+        tl.make_tensor_descriptor(target, [BLOCK, BLOCK], [BLOCK, 1], [BLOCK, BLOCK]).store([0, 0], block)
+
+    def body(ctx):
+        source, target = ctx.full((64, 64), float(ctx.get_rank())), torch.zeros(64, 64)
+        ctx.barrier()
+        kernel[(1,)](source, target, ctx.get_rank(), 1 - ctx.get_rank(), ctx.get_heap_bases(), BLOCK=64)
+        ctx.barrier()
+        return target.mean().item()
+
+    prediction = sim.predict(body, 2, device="h200", heap_size=HEAP)
+    assert prediction.results == [1.0, 0.0]
+    (remote,) = (span for span in spans(prediction, "fetch", 0) if span.peer == 1)
+    assert remote.nbytes == 4 << 12
+    extra_ns = H200.remote_latency_ns - H200.local_latency_ns
+    assert remote.duration_ns == pytest.approx(extra_ns + (4 << 12) / H200.program_remote_bulk_bytes_per_s * 1e9)
+
+
+def test_tiles_of_atomics_take_the_link():
+    @triton.jit
+    def kernel(tile, rank, peer, heap_bases, BLOCK: tl.constexpr):
+        offsets = tl.arange(0, BLOCK)
+        iris.atomic_add(tile + offsets, tl.full((BLOCK,), 1.0, tl.float32), rank, peer, heap_bases)
+
+    def body(ctx):
+        tile = ctx.zeros(4096, dtype=torch.float32)
+        ctx.barrier()
+        kernel[(3,)](tile, ctx.get_rank(), 1 - ctx.get_rank(), ctx.get_heap_bases(), BLOCK=4096)
+        ctx.barrier()
+        return tile.mean().item()
+
+    prediction = sim.predict(body, 2, heap_size=HEAP)
+    assert prediction.results == [3.0, 3.0]
+    assert [span.nbytes for span in spans(prediction, "store", 0)] == [4 << 12] * 3
+
+
+def test_a_kernel_that_raises_leaves_the_rest_as_it_is():
+    @triton.jit
+    def broken(source):
+        tl.load(source)
+        tl.static_assert(source.dtype == tl.int32, "no pointer is an int32")
+
+    def body(ctx):
+        with pytest.raises(InterpreterError):
+            broken[(3,)](torch.ones(4))
+        copy_kernel[(1,)](torch.ones(64), torch.zeros(64), BLOCK=64, STEPS=1)
+
+    prediction = sim.predict(body, 1, heap_size=HEAP)
+    (failed, copied) = prediction.timeline.launches
+    assert failed.kernel == "broken"
+    assert copied.start_ns >= failed.end_ns
 
 
 def test_findings_name_the_call_that_repeats_them():

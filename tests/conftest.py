@@ -1,5 +1,5 @@
-"""Fixtures that run a test body on ranks: processes on the cpu runtime or, with ``--runtime gpu``, on GPUs; coroutines
-in the simulator with ``--runtime sim``, or on the one GPU that they share with ``--runtime loopback``.
+"""Fixtures that run a test body on ranks: coroutines in the simulator, processes on the cpu runtime, processes on GPUs,
+or coroutines that share one GPU (``loopback``).
 
 A test is written once:
 
@@ -8,8 +8,11 @@ A test is written once:
     def test_it(ranks, world):      # once for each of --worlds
         ranks(world).run(body)
 
-It runs on the cpu runtime by default. With ``-m gpu --runtime gpu`` its ranks run on GPUs: every test that uses
-``ranks`` then has the marker ``gpu``. ``@pytest.mark.parametrize("world", ...)`` on a test replaces the worlds.
+Tests of kernels (:data:`KERNELS`) run in the simulator under all checks, in an order that differs from test to test,
+and those of 2 ranks also as processes; the others run as processes. ``--runtime`` runs all in one way. With
+``-m gpu --runtime gpu`` or ``loopback`` ranks run on GPUs: every test that uses ``ranks`` then has the marker ``gpu``.
+``@pytest.mark.parametrize("world", ...)`` on a test replaces the worlds, ``@pytest.mark.processes(why)`` keeps it out of
+the runtimes whose ranks are coroutines.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import zlib
 from collections import OrderedDict
 
 import pytest
 
 WORLDS = (1, 2, 3, 4)
+KERNELS = ("tests/device/", "tests/ops/", "tests/x/")
+# Worlds in which tests of kernels also run as processes.
+_PROCESS_WORLDS = (2,)
 _POOLS_KEPT = 2
 # Below the time limit of a test, so that a body that hangs is reported by its pool, with every rank's stack.
 _BODY_SECONDS = 90.0
@@ -34,7 +41,7 @@ def pytest_addoption(parser, pluginmanager):
     parser.addoption(
         "--runtime",
         choices=("cpu", "gpu", "sim", "loopback"),
-        help="where the ranks of test bodies run; default: gpu with -m gpu, else cpu",
+        help="where the ranks of test bodies run; default: gpu with -m gpu, else sim and cpu as tests/conftest.py says",
     )
     parser.addoption(
         "--worlds", default=",".join(map(str, WORLDS)), help="world sizes of tests that take any (default: %(default)s)"
@@ -42,8 +49,9 @@ def pytest_addoption(parser, pluginmanager):
 
 
 def pytest_configure(config):
+    config.option.mixed = config.option.runtime is None and config.option.markexpr.strip() != "gpu"
     if config.option.runtime is None:
-        config.option.runtime = "gpu" if config.option.markexpr.strip() == "gpu" else "cpu"
+        config.option.runtime = "cpu" if config.option.mixed else "gpu"
     try:
         config.option.worlds = [int(w) for w in str(config.option.worlds).split(",")]
     except ValueError:
@@ -64,6 +72,12 @@ def pytest_generate_tests(metafunc):
     chosen = [name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark)]
     if "world" in metafunc.fixturenames and "world" not in chosen:
         metafunc.parametrize("world", metafunc.config.option.worlds, scope="session")
+    if "ranks" in metafunc.fixturenames:
+        runtimes = [metafunc.config.option.runtime]
+        if metafunc.config.option.mixed and metafunc.definition.nodeid.startswith(KERNELS):
+            processes = metafunc.definition.get_closest_marker("processes")
+            runtimes = ["cpu"] if processes else ["sim", "cpu"]
+        metafunc.parametrize("ranks", runtimes, indirect=True)
 
 
 def _names(mark):
@@ -86,8 +100,19 @@ def pytest_itemcollected(item):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     _leave_out_gpu_tests(config, items)
+    if config.option.mixed:
+        doubled = [item for item in items if _runs_in_the_simulator_alone(item)]
+        config.hook.pytest_deselected(items=doubled)
+        items[:] = [item for item in items if item not in doubled]
     # A pool starts once when the tests of one world follow each other.
     items.sort(key=lambda item: item.callspec.params.get("world", 0) if hasattr(item, "callspec") else 0)
+
+
+def _runs_in_the_simulator_alone(item):
+    if not item.nodeid.startswith(KERNELS) or not hasattr(item, "callspec") or item.get_closest_marker("processes"):
+        return False
+    given = item.callspec.params
+    return given.get("ranks") == "cpu" and given.get("world", 2) not in _PROCESS_WORLDS
 
 
 def _leave_out_gpu_tests(config, items):
@@ -125,10 +150,6 @@ class _Pools:
     def __call__(self, world_size):
         from iris.testing import RankPool
 
-        if self.runtime in ("sim", "loopback"):
-            from simulated_ranks import SimulatedRanks
-
-            return SimulatedRanks(world_size, self.runtime)
         if world_size not in self.pools:
             self.pools[world_size] = RankPool(world_size, runtime=self.runtime, timeout=_BODY_SECONDS)
         self.pools.move_to_end(world_size)
@@ -142,8 +163,20 @@ class _Pools:
 
 
 @pytest.fixture(scope="session")
-def ranks(pytestconfig):
-    """``ranks(world_size)`` gives a pool of that many ranks."""
-    pools = _Pools(pytestconfig.option.runtime)
+def _pools():
+    pools = {runtime: _Pools(runtime) for runtime in ("cpu", "gpu")}
     yield pools
-    pools.close()
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.fixture
+def ranks(request, _pools):
+    """``ranks(world_size)`` gives that many ranks, with the interface of ``iris.testing.RankPool``."""
+    if request.param in _pools:
+        return _pools[request.param]
+    from simulated_ranks import SimulatedRanks
+
+    # Any order must do; which one is tried is the test's own, so that a failure repeats.
+    seed = zlib.crc32(request.node.nodeid.encode()) % 1000
+    return lambda world_size: SimulatedRanks(world_size, request.param, seed)

@@ -13,7 +13,8 @@ from iris.testing.ranks import HEAP_BYTES
 class SimulatedRanks:
     """Runs bodies in the simulator under all checks, or on the one GPU that the ranks share (``loopback``)."""
 
-    def __init__(self, world_size, runtime):
+    def __init__(self, world_size, runtime, seed=0):
+        self.seed = seed
         self.world_size = world_size
         self.runtime = runtime
 
@@ -40,7 +41,8 @@ class SimulatedRanks:
             return run
 
         bodies = [of_rank(rank) for rank in range(self.world_size)]
-        return simulate(bodies, on="cpu" if self.runtime == "sim" else "gpu", device="h200", all_outcomes=all_outcomes)
+        on = "cpu" if self.runtime == "sim" else "gpu"
+        return simulate(bodies, on=on, seed=self.seed, device="h200", all_outcomes=all_outcomes)
 
 
 def _text(error):

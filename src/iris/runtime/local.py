@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from iris.errors import RankMismatch
+from iris.errors import HeapExhausted, RankMismatch
 from iris.runtime import scheduler as scheduling
 from iris.runtime.bootstrap import Exchange
 from iris.runtime.heap import ALIGNMENT, Region
@@ -18,6 +20,8 @@ from iris.runtime.world import World
 
 # Addresses between the parts of two ranks, so that running off the end of one does not reach the next.
 _GAP = 1 << 20
+# Python has a name for it from 3.13 on.
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 def current_world() -> World | None:
@@ -117,8 +121,12 @@ def _reserve(nbytes: int, device: torch.device) -> tuple[object, int]:
     if device.type != "cpu":
         memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
         return memory, -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
-    import ctypes
-
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    memory = mmap.mmap(-1, nbytes, flags=flags)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=flags)
+    except OSError as error:
+        raise HeapExhausted(
+            f"the machine refuses {nbytes} bytes of address space for the heaps of all ranks: {error}. Take a smaller "
+            "heap_size; only memory that is touched is used"
+        ) from error
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -911,6 +911,9 @@ def test_streams_wait_and_the_host_does_not(monkeypatch):
         *[f"{first} records", f"{first} posted", f"{second} records", f"{second} posted", f"{last} records"],
         *moved,
         f"{last} records",
+        # The data has moved on the receivers' streams.
+        *[line for rank in range(3) for line in (f"{rank} records", f"{last} waits for {rank}")],
+        f"{last} records",
         *[f"{rank} waits for {last}" for rank in range(3)],
         f"{last} posted",
     ]

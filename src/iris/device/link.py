@@ -15,6 +15,7 @@ from iris.device._compat import constexpr_function
 LINK_PACED = tl.constexpr(False)
 _TRACE_WORDS = tl.constexpr(17)
 _LINK_WORD = tl.constexpr(2)  # behind the error slot's address and the time limit: link words, femtoseconds a byte
+STATE_WORDS = 32
 _IN = tl.constexpr(0)
 _OUT = tl.constexpr(16)
 
@@ -35,6 +36,16 @@ def _take(link_context, nbytes, direction: tl.constexpr):
     word = tl.load(tail).to(tl.pointer_type(tl.int64)) + direction
     # A GPU of either vendor counts at most 1000 ticks a microsecond, so femtoseconds keep small transfers apart.
     ticks = (nbytes * tl.load(tail + 1) // 1000) * _asm.ticks_per_microsecond() // 1000000
+    tl.atomic_max(word, _asm.ticks(), sem="relaxed", scope="gpu")
+    free = tl.atomic_add(word, ticks, sem="relaxed", scope="gpu") + ticks
+    while _asm.ticks() < free:
+        pass
+
+
+@triton.jit(do_not_specialize=["nanoseconds"])
+def carry_kernel(word, nanoseconds):
+    """Take a rank's incoming link for some time, for a copy that no kernel of the library makes; one program."""
+    ticks = tl.cast(nanoseconds, tl.int64) * _asm.ticks_per_microsecond() // 1000
     tl.atomic_max(word, _asm.ticks(), sem="relaxed", scope="gpu")
     free = tl.atomic_add(word, ticks, sem="relaxed", scope="gpu") + ticks
     while _asm.ticks() < free:

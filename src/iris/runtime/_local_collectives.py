@@ -251,7 +251,8 @@ def _plan_message(posts: list[Post]) -> list[Transfer]:
 def _plan_reduce(posts: list[Post], op: str, root: int | None) -> list[Transfer]:
     totals = [_combine(op, list(tensors)) for tensors in zip(*(post.inputs for post in posts), strict=True)]
     return [
-        Transfer(dst, total, dst, target)
+        # As in a ring: every rank sends and receives all but its own part, once to add up and once to hand out.
+        Transfer(dst, total, dst, target, combined=(2 if root is None else 1) * (len(posts) - 1) / len(posts))
         for dst, post in enumerate(posts)
         if root in (None, dst)
         for total, target in zip(totals, post.outputs, strict=True)
@@ -261,7 +262,8 @@ def _plan_reduce(posts: list[Post], op: str, root: int | None) -> list[Transfer]
 def _plan_reduce_scatter(posts: list[Post], op: str) -> list[Transfer]:
     # All sums before the first copy: an output may be a part of its rank's own input.
     totals = [_combine(op, [post.inputs[dst] for post in posts]) for dst in range(len(posts))]
-    return [Transfer(dst, total, dst, posts[dst].outputs[0]) for dst, total in enumerate(totals)]
+    peers = float(len(posts) - 1)
+    return [Transfer(dst, total, dst, posts[dst].outputs[0], combined=peers) for dst, total in enumerate(totals)]
 
 
 def _combine(op: str, tensors: list[torch.Tensor]) -> torch.Tensor:

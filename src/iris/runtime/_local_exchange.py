@@ -29,16 +29,27 @@ class Host:
     current_rank: Callable[[], int]
     wait_until: Callable[[Callable[[], bool], str], None]
     order: Callable[[Sequence[int], str], None]
+    carry: Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A copy from a tensor of one member to one of another, members given by their place in the group."""
+    """A copy from a tensor of one member to one of another, members given by their place in the group.
+
+    Attributes:
+        combined: for a tensor that was made of all members' ones, how many times its size the receiver's link carries.
+    """
 
     src: int
     source: torch.Tensor
     dst: int
     target: torch.Tensor
+    combined: float = 0.0
+
+    def carried(self) -> int:
+        """Bytes that come to the receiver over its link."""
+        times = self.combined or float(self.src != self.dst)
+        return round(times * self.source.numel() * self.source.element_size())
 
 
 @dataclass(frozen=True)
@@ -128,16 +139,34 @@ class Call:
             ]
             if faults:
                 return f"tensors do not fit in {self.what}: {'; '.join(faults)}"
-            for t in transfers:
-                # copy_ would broadcast a source of another shape.
-                t.target.detach().copy_(t.source.detach().reshape(t.target.shape))
+            planned = here.record_event() if here is not None else None
+            for dst in dict.fromkeys(t.dst for t in transfers):
+                mark = posts[dst].mark
+                if mark is None or planned is None:
+                    self._receive(dst, transfers)
+                    continue
+                # On the receiver's own stream, so that the ranks' copies run side by side.
+                with torch.cuda.stream(mark[0]):
+                    mark[0].wait_event(planned)
+                    self._receive(dst, transfers)
         # The copies were made by one rank for all of them.
         self.host.order(list(dict.fromkeys(self.ranks)), self.what)
         if here is not None:
+            for stream, _ in marks:
+                here.wait_event(stream.record_event())
             self.end = here.record_event()
             for stream, _ in marks:
                 stream.wait_event(self.end)
         return ""
+
+    def _receive(self, dst: int, transfers: list[Transfer]) -> None:
+        own = [t for t in transfers if t.dst == dst]
+        carried = sum(t.carried() for t in own)
+        if carried:
+            self.host.carry(self.ranks[dst], carried)
+        for t in own:
+            # copy_ would broadcast a source of another shape.
+            t.target.detach().copy_(t.source.detach().reshape(t.target.shape))
 
 
 class Channel:

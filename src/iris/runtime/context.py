@@ -188,11 +188,8 @@ class Iris(TensorFactory):
 
     def _link_words(self) -> list[int]:
         """Where an imitated link keeps its state, and its femtoseconds a byte (:mod:`iris.device.link`)."""
-        rate = self._local_world.link_gbps if self._local_world is not None else None
-        if rate is None:
-            return [0, 0]
-        self._link_state = torch.zeros(32, dtype=torch.int64, device=self._torch_device)
-        return [self._link_state.data_ptr(), round(1e6 / rate)]
+        gpu = self._local_world.gpu if self._local_world is not None else None
+        return [*gpu.link_words(self.cur_rank)] if gpu is not None else [0, 0]
 
     def get_rank(self) -> int:
         """The caller's rank, 0 to ``get_num_ranks() - 1``."""

@@ -46,6 +46,7 @@ class LocalDistributed:
         order: called with the ranks of a call (world ranks, group order) and a description, once all of them have
             posted it and before its data moves, and again when it has moved (one rank moves it for all). Everything
             they issued before comes before everything after.
+        carry: called with a rank and the bytes that it is about to receive from others, on its stream for CUDA tensors.
     """
 
     _entered: ClassVar[LocalDistributed | None] = None
@@ -56,9 +57,10 @@ class LocalDistributed:
         current_rank: Callable[[], int],
         wait_until: Callable[[Callable[[], bool], str], None],
         order: Callable[[Sequence[int], str], None] = lambda ranks, what: None,
+        carry: Callable[[int, int], None] = lambda rank, nbytes: None,
     ):
         self.world_size = world_size
-        self._host = Host(current_rank, wait_until, order)
+        self._host = Host(current_rank, wait_until, order, carry)
         self._id = next(_worlds)
         self._ranks = [_Rank() for _ in range(world_size)]
         self._groups: dict[tuple[int, str, int], _Made] = {}

@@ -71,7 +71,17 @@ class MemoryRegion:
             for name in ("writes", "reads", "atomics", "published"):
                 entries = getattr(self, name)
                 if entries is not None:
-                    setattr(self, name, np.repeat(entries, finer)[: self._entries()])
+                    setattr(self, name, self._refined(entries, finer))
+
+    def _refined(self, entries: np.ndarray, finer: int) -> np.ndarray:
+        """The shadow with ``finer`` entries for each; pages of memory that nobody has accessed stay untouched."""
+        result = self.blank()
+        used = np.flatnonzero(entries)
+        for part in range(finer):
+            places = used * finer + part
+            fits = places < len(result)
+            result[places[fits]] = entries[used[fits]]
+        return result
 
     def forget(self) -> None:
         """Drop the shadow: the memory was given to somebody else."""
@@ -207,7 +217,7 @@ class MemoryMap:
     def search(self, address: int, rank: int) -> MemoryRegion | None:
         """A tensor that is in no list but alive: one whose address a kernel was given as a number."""
         for thing in gc.get_objects():
-            if type(thing) is torch.Tensor and thing.device.type == "cpu" and thing.layout == torch.strided:
+            if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu" and thing.layout == torch.strided:
                 storage = thing.untyped_storage()
                 if storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes():
                     return self.add_tensor(thing, rank, "a tensor")

@@ -27,7 +27,7 @@ class _Message:
     def __init__(self, everyone: np.ndarray | None, within: dict[int, np.ndarray]):
         self.everyone = everyone
         self.within = within
-        self.single = False  # whether it is the message of one location alone
+        self.single = 0  # the granule at which it is the message of one entry alone; 0 when of several
 
 
 class RaceChecker:
@@ -57,7 +57,7 @@ class RaceChecker:
         self.uninitialized = uninitialized
         # Stores that were released before every warp of their program had met: number -> where.
         self.uncovered: dict[int, tuple[str, str, int]] = {}
-        self.relied: Callable[[int, object], None] = lambda earlier, later: None
+        self.relied: Callable[[int, Actor], None] = lambda earlier, later: None
         self._describe = describe
         self._messages: list[_Message | None] = [None]
 
@@ -85,7 +85,7 @@ class RaceChecker:
                     self._out_of_bounds(actor, low, addresses, itemsize, doing)
                 inside = left & (addresses == low)
             else:
-                inside = left & (addresses + np.uint64(itemsize) <= region.end)
+                inside = left & (addresses <= np.uint64(region.end - itemsize))
                 found.append((region, inside))
             left &= ~inside
         return found
@@ -123,16 +123,19 @@ class RaceChecker:
         doing: tuple[str, int, str],
         sem: str,
         scope: str,
-        overwrites: bool = False,
+        name: str = "load",
     ) -> None:
-        """An atomic at shadow entries of a region, of which ``changed`` were changed."""
+        """An atomic, ``name`` as in :meth:`iris.runtime.observer.Observer.atomic`, at shadow entries of a region.
+
+        ``changed`` says which of them were changed.
+        """
         assert region.writes is not None
         assert region.reads is not None
         region.need_atomics()
         assert region.atomics is not None
         level = LEVELS[scope]
         number = self.clocks.number(actor, *doing, level)
-        if self.uninitialized and not overwrites:
+        if self.uninitialized and name not in ("xchg", "store"):
             self._check_initialized(actor, region, entries, doing)
         self._acquire(actor, region, entries, sem, level)
         if self.races:
@@ -145,8 +148,13 @@ class RaceChecker:
             self._include(actor, region.atomics, written, number)
         if read.size:
             self._include(actor, region.reads, read, number)
-        if sem in ("release", "acq_rel") and level > CTA:
-            self._release(actor, region, entries, level)
+        if name == "store":  # what was published before reaches only through read-modify-writes
+            assert region.published is not None
+            region.published[entries] = 0
+        # A compare-and-swap that fails is only a load.
+        released = written if name in ("cas", "load") else entries
+        if sem in ("release", "acq_rel") and level > CTA and released.size:
+            self._release(actor, region, released, level)
 
     def accesses(self, region: MemoryRegion, address: int) -> list[Access]:
         """Who wrote an address, the last plain write first."""
@@ -210,7 +218,7 @@ class RaceChecker:
             accesses = self.clocks.sets[value] if sets else np.array([value or region.born], dtype=np.int32)
             unordered = self.clocks.unordered(actor, accesses, level)
             if self.uncovered and not sets and value in self.uncovered and self.clocks.slots[value] != actor.slot:
-                self.relied(int(value), actor.who)
+                self.relied(int(value), actor)
             if unordered.any():
                 self._race(actor, region, entries, current == value, int(accesses[unordered][0]), number)
 
@@ -249,8 +257,8 @@ class RaceChecker:
             # Replaced in place where possible, so that a flag that is set for ever leaves no trail of messages.
             old = int(current[0])
             message, before = self._joined_message(old, mine, actor.rank, level), self._messages[old]
-            message.single = True
-            if before is not None and before.single:
+            message.single = region.granule
+            if before is not None and before.single == region.granule:
                 self._messages[old] = message
             else:
                 region.published[entries] = self._new_message(message)

@@ -150,7 +150,6 @@ class World(Scheduler):
         self.stuck: Callable[[], BaseException | None] = lambda: None
         self.met: Callable[[Sequence[int], str], None] = lambda ranks, what: None
         self.gpu: Any = None  # the GPU that the ranks share, when they do
-        self.link_gbps: float | None = None  # rate at which kernels pace their links
         self.target: Any = None  # what the ranks' contexts take for their device
         self.memory_watcher: Any = None  # told of the allocations of heaps
         self.shared: dict[Any, Any] = {}  # what the ranks' contexts share, by key

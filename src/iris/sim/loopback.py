@@ -53,10 +53,12 @@ class Gpu:
         index: the GPU.
     """
 
-    def __init__(self, world: World):
+    def __init__(self, world: World, link_gbps: float | None):
         self.world = world
         self.index = torch.cuda.current_device()
         self.current = CudaStreams(world.size, self.index)
+        self.link_gbps = link_gbps
+        self._links = torch.zeros(world.size, link.STATE_WORDS, dtype=torch.int64, device="cuda")
         self._streams: list[weakref.WeakSet[Any]] = [weakref.WeakSet() for _ in range(world.size)]
 
     def new_stream(self, rank: int) -> torch.cuda.Stream:
@@ -70,6 +72,16 @@ class Gpu:
         rank = self.world.rank()
         streams = {torch.cuda.current_stream(self.index), self.current.own[rank], *self._streams[rank]}
         self.wait([stream.record_event() for stream in streams], "its GPU work")
+
+    def link_words(self, rank: int) -> tuple[int, int]:
+        """Where the imitated link of a rank keeps its state, and its femtoseconds a byte; zeros without one."""
+        return (self._links[rank].data_ptr(), round(1e6 / self.link_gbps)) if self.link_gbps else (0, 0)
+
+    def carry(self, rank: int, nbytes: int) -> None:
+        """Have the current stream wait for a rank's link to carry what it receives in a collective of PyTorch."""
+        if self.link_gbps:
+            # GB/s are bytes a nanosecond.
+            link.carry_kernel[(1,)](self._links[rank], round(nbytes / self.link_gbps))
 
     def idle(self) -> bool:
         """Whether no rank's stream has work left."""
@@ -104,15 +116,16 @@ class _HostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def share_gpu(world: World, link_gbps: float | None, all_outcomes: bool, stack: ExitStack) -> None:
-    """Set a world up for ranks that share the current GPU."""
+def share_gpu(
+    world: World, link_gbps: float | None, all_outcomes: bool, stack: ExitStack
+) -> Callable[[int, int], None]:
+    """Set a world up for ranks that share the current GPU; returns what charges a collective to a rank's link."""
     if link_gbps is not None and not link_gbps > 0:
         raise ArgumentError(f"link_gbps must be above 0, got {link_gbps}")
     _provide_queues(world.size)
     _load_cublas()
-    gpu = Gpu(world)
+    gpu = Gpu(world, link_gbps)
     world.gpu = gpu
-    world.link_gbps = link_gbps
     world.switches += [RandomState(world.size, cuda=True), gpu.current]
     world.stuck = lambda: _stuck(world, all_outcomes)
     stack.callback(pacing.set_paced, link.LINK_PACED.value)
@@ -122,6 +135,7 @@ def share_gpu(world: World, link_gbps: float | None, all_outcomes: bool, stack: 
     _replace(stack, torch.cuda.Event, "synchronize", lambda event: gpu.wait([event], "an event"))
     _hold_first_launches(stack, world, gpu)
     stack.enter_context(_HostReads(gpu))
+    return gpu.carry
 
 
 def _provide_queues(ranks: int) -> None:

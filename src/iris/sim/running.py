@@ -139,6 +139,7 @@ def simulate(
     )
     with ExitStack() as stack:
         order: Callable[[Sequence[int], str], None] = lambda ranks, what: None  # noqa: E731
+        carry: Callable[[int, int], None] = lambda rank, nbytes: None  # noqa: E731
         if on == "cpu":
             if time is None:
                 watcher = _watch(world, device, resident_programs, checks)
@@ -148,8 +149,8 @@ def simulate(
         else:
             from iris.sim.loopback import share_gpu
 
-            share_gpu(world, link_gbps, all_outcomes, stack)
-        distributed = LocalDistributed(world.size, world.rank, world.run_until, order)
+            carry = share_gpu(world, link_gbps, all_outcomes, stack)
+        distributed = LocalDistributed(world.size, world.rank, world.run_until, order, carry)
         stack.callback(distributed.close)
         world.switches += [Environment(world.size), GradMode(world.size), FunctionModes(world.size), distributed]
         world.switches += switches

@@ -103,6 +103,7 @@ class Watcher(Observer):
         self._actors: weakref.WeakKeyDictionary[Any, Actor] = weakref.WeakKeyDictionary()
         self._slots: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._warned: set[tuple[str, int]] = set()
+        self._covered: dict[int, int] = {}  # stores in `uncovered` -> time of their program at its next barrier
         world.observer = self
         world.memory_watcher = self
         world.met = self.hosts_met
@@ -175,6 +176,7 @@ class Watcher(Observer):
         ended = [n for n in self.checker.uncovered if self._launch_of(n) is launch]
         for number in ended:
             del self.checker.uncovered[number]
+            self._covered.pop(number, None)
 
     def _launch_of(self, number: int) -> Launch | None:
         doing = self.clocks.doings[number]
@@ -236,7 +238,8 @@ class Watcher(Observer):
             return
         state = self._running().state
         file, line = place()
-        if sem in ("release", "acq_rel") and scope != "cta" and state.unpublished:
+        releases = sem in ("release", "acq_rel") and scope != "cta" and (name != "cas" or changed.any())
+        if releases and state.unpublished:
             where = (self._running().launch.name, file, line)
             self.checker.uncovered.update(dict.fromkeys(state.unpublished, where))
         if self.tracking:
@@ -249,28 +252,32 @@ class Watcher(Observer):
                 entries = region.select(chosen, itemsize)
                 if entries.size != moved.size:
                     moved = np.repeat(moved, entries.size // moved.size)
-                overwrites = name in ("xchg", "store")
-                self.checker.atomic(state.actor, region, entries, moved, doing, sem, scope, overwrites)
+                self.checker.atomic(state.actor, region, entries, moved, doing, sem, scope, name)
         if changed.any():
             self.world.changed(int(flat.min()), int(flat.max()) + itemsize - 1)
 
     def barrier(self) -> None:
-        self._running().state.unpublished.clear()
+        state = self._running().state
+        for number in state.unpublished & self.checker.uncovered.keys():
+            self._covered[number] = state.actor.time
+        state.unpublished.clear()
 
     def _warps(self, state: Any) -> int:
         return self._running().launch.num_warps if self.many_warps else 1
 
-    def _relied(self, earlier: int, later: Any) -> None:
+    def _relied(self, earlier: int, later: Actor) -> None:
         """A program has used a store that was released without a barrier of the storing program's warps."""
         kernel, file, line = self.checker.uncovered[earlier]
-        if (file, line) in self._warned:
+        covered = self._covered.get(earlier)
+        released_again = covered is not None and later.known()[self.clocks.slots[earlier]] >= covered
+        if released_again or (file, line) in self._warned:
             return
         self._warned.add((file, line))
         stored = self.clocks.doings[earlier]
         assert stored is not None
         warnings.warn_explicit(
             f"kernel {kernel} releases at {file}:{line} without tl.debug_barrier() after its stores at {stored.file}:"
-            f"{stored.line}, and {_named(later)} relies on them: on a GPU the release covers the stores of the "
+            f"{stored.line}, and {_named(later.who)} relies on them: on a GPU the release covers the stores of the "
             "releasing thread only, those of other warps may come later. Call tl.debug_barrier() before the release, "
             "or use iris.signal.notify",
             MissingBarrierWarning,

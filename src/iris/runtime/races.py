@@ -135,13 +135,15 @@ class RaceChecker:
         assert region.atomics is not None
         level = LEVELS[scope]
         number = self.clocks.number(actor, *doing, level)
-        if self.uninitialized and name not in ("xchg", "store"):
+        overwrites = name in ("xchg", "store")
+        if self.uninitialized and not overwrites:
             self._check_initialized(actor, region, entries, doing)
         self._acquire(actor, region, entries, sem, level)
         if self.races:
             self._check(actor, region, region.writes, entries, number, level, False)
             self._check(actor, region, region.atomics, entries, number, level, True)
-        written, read = entries[changed], entries[~changed]
+        # Storing what was there already is a write too; an addition of 0 is how flags are polled.
+        written, read = (entries, entries[:0]) if overwrites else (entries[changed], entries[~changed])
         if written.size:
             if self.races:
                 self._check(actor, region, region.reads, written, number, level, True)

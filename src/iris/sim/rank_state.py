@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import sys
@@ -11,30 +12,61 @@ import numpy as np
 import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
+# The state of the Mersenne twister: 624 words and the position.
+_MT19937_BYTES = 625 * 4
+
+
+class _NumpyState:
+    """The global generator of NumPy. Reading and setting it is slow, so both are left out while nothing is drawn."""
+
+    def __init__(self) -> None:
+        generator = np.random.mtrand._rand._bit_generator
+        self._address = int(generator.ctypes.state_address)
+        self._ahead = False  # whether the state that was read last had a number drawn ahead
+
+    def _raw(self) -> bytes:
+        return ctypes.string_at(self._address, _MT19937_BYTES)
+
+    def get(self, known: Any = None) -> tuple[Any, bytes]:
+        """The state and its raw form; ``known`` when it is still that."""
+        raw = self._raw()
+        if known is not None and known[1] == raw and not known[0]["has_gauss"]:
+            return known
+        state = np.random.get_state(legacy=False)
+        self._ahead = bool(state["has_gauss"])
+        return state, raw
+
+    def set(self, state: tuple[Any, bytes]) -> None:
+        # A second normal number that was drawn ahead is not part of the raw form.
+        if state[0]["has_gauss"] or self._ahead or state[1] != self._raw():
+            np.random.set_state(state[0])
+
 
 class RandomState:
     """Random numbers of PyTorch, NumPy and Python: every rank starts from the state of the process."""
 
     def __init__(self, size: int, cuda: bool = False):
         self._cuda = cuda
-        self._outside = self._get()
+        self._numpy = _NumpyState()
+        self._outside = self._get(None)
         self._states = [self._outside] * size
 
     def enter(self, rank: int) -> None:
-        self._outside = self._get()
+        self._outside = self._get(self._outside)
         self._set(self._states[rank])
 
     def leave(self, rank: int) -> None:
-        self._states[rank] = self._get()
+        self._states[rank] = self._get(self._states[rank])
         self._set(self._outside)
 
-    def _get(self) -> tuple[Any, ...]:
+    def _get(self, known: tuple[Any, ...] | None) -> tuple[Any, ...]:
         cuda = torch.cuda.get_rng_state() if self._cuda else None
-        return random.getstate(), np.random.get_state(), torch.default_generator.get_state(), cuda
+        numpy = self._numpy.get(known[1] if known else None)
+        return random.getstate(), numpy, torch.default_generator.get_state(), cuda
 
     def _set(self, state: tuple[Any, ...]) -> None:
         random.setstate(state[0])
-        np.random.set_state(state[1])
+        self._numpy.set(state[1])
         torch.default_generator.set_state(state[2])
         if state[3] is not None:
             torch.cuda.set_rng_state(state[3])
@@ -88,37 +120,42 @@ class Environment:
     """Environment variables: those by which a launcher tells a process its rank, and whatever a rank changes."""
 
     def __init__(self, size: int):
-        self._changes: list[dict[str, str | None]] = [
+        self._changes: list[dict[bytes, bytes | None]] = [
             {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": "localhost",
-                "MASTER_PORT": "29500",
+                b"RANK": str(rank).encode(),
+                b"WORLD_SIZE": str(size).encode(),
+                b"LOCAL_RANK": str(rank).encode(),
+                b"LOCAL_WORLD_SIZE": str(size).encode(),
+                b"MASTER_ADDR": b"localhost",
+                b"MASTER_PORT": b"29500",
             }
             for rank in range(size)
         ]
-        self._outside = dict(os.environ)
+        self._outside: dict[bytes, bytes] = {}
 
     def enter(self, rank: int) -> None:
-        self._outside = dict(os.environ)
+        self._outside = self._read()
         self._apply(self._changes[rank])
 
     def leave(self, rank: int) -> None:
-        now, before = dict(os.environ), self._outside
-        changes: dict[str, str | None] = {name: value for name, value in now.items() if before.get(name) != value}
+        now, before = self._read(), self._outside
+        changes: dict[bytes, bytes | None] = {name: value for name, value in now.items() if before.get(name) != value}
         changes.update(dict.fromkeys(before.keys() - now.keys()))
         self._changes[rank] = changes
         self._apply({name: before.get(name) for name in changes})
 
     @staticmethod
-    def _apply(changes: dict[str, str | None]) -> None:
+    def _read() -> dict[bytes, bytes]:
+        # What os.environ keeps; to read it through os.environ would decode all of it at every switch.
+        return os.environ._data.copy()
+
+    @staticmethod
+    def _apply(changes: dict[bytes, bytes | None]) -> None:
         for name, value in changes.items():
             if value is None:
-                os.environ.pop(name, None)
+                os.environb.pop(name, None)
             else:
-                os.environ[name] = value
+                os.environb[name] = value
 
 
 class MainModules:

@@ -147,7 +147,7 @@ class Environment:
     @staticmethod
     def _read() -> dict[bytes, bytes]:
         # What os.environ keeps; to read it through os.environ would decode all of it at every switch.
-        return os.environ._data.copy()
+        return os.environ._data.copy()  # pyright: ignore[reportAttributeAccessIssue]
 
     @staticmethod
     def _apply(changes: dict[bytes, bytes | None]) -> None:

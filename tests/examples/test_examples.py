@@ -16,7 +16,9 @@ from iris.ops.choice import PULL_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SIMULATED = ROOT / "examples" / "07_predict_a_timeline.py"  # makes its ranks itself
+# They make their ranks themselves.
+PREDICTION = ROOT / "examples" / "07_predict_a_timeline.py"
+RACE = ROOT / "examples" / "08_find_a_race.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TIME_LIMIT_S = 90
 
@@ -69,20 +71,25 @@ def run(request):
     return start
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("example", [path for path in EXAMPLES if path != SIMULATED], ids=lambda path: path.stem)
-def test_example(run, example, ranks):
-    lines = run(ranks, example)
-    for rank in range(ranks):
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("example", [path for path in EXAMPLES if path not in (PREDICTION, RACE)], ids=lambda p: p.stem)
+def test_example(run, example, num_ranks):
+    lines = run(num_ranks, example)
+    for rank in range(num_ranks):
         # An example checks its own results and prints its line after that.
-        assert sum(line.startswith(f"rank {rank} of {ranks}") for line in lines) == 1, lines
+        assert sum(line.startswith(f"rank {rank} of {num_ranks}") for line in lines) == 1, lines
+
+
+def simulated(*words: object, folder: Path | None = None) -> subprocess.CompletedProcess:
+    """Runs ``python words`` in the simulator."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("IRIS_", "TRITON_"))}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "IRIS_RUNTIME": "sim"}
+    command = [sys.executable, *(str(word) for word in words)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, cwd=folder)
 
 
 def test_example_of_a_prediction(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("IRIS_", "TRITON_"))}
-    environment["PYTHONPATH"] = str(ROOT / "src")
-    command = [sys.executable, SIMULATED, "--device", "h200", "--ranks", "3", "--trace", tmp_path / "trace.json"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S)
+    result = simulated(PREDICTION, "--device", "h200", "--ranks", 3, "--trace", tmp_path / "trace.json")
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "Predicted (cost model h200, not measured)"
@@ -90,6 +97,58 @@ def test_example_of_a_prediction(tmp_path):
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace["metadata"]["predicted"] is True
     assert {event["pid"] for event in trace["traceEvents"]} == {0, 1, 2}
+
+
+def test_example_of_a_race():
+    result = simulated(RACE, "--ranks", 3, "--seeds", 4)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report, _, right = result.stdout.partition("with both:\n")
+    assert report.startswith("ready without consumed:\nrace on inbox[0] to inbox[15] (16 elements)\n")
+    assert "    missing order: " in report
+    assert [line.partition(":")[0] for line in right.splitlines()] == [f"rank {rank} of 3" for rank in range(3)]
+
+
+def assert_reported(program: Path, ranks: int, shown: str) -> None:
+    """The simulator prints for a program what a page shows, line breaks apart, with one of the first seeds."""
+    expected = " ".join(line for line in shown.splitlines() if not line.startswith(("iris run:", "Repeat it:")))
+    printed = ""
+    for seed in range(8):
+        command = ("-m", "_iris_command", "run", "--sim", "-n", ranks, "--seed", seed, program.name)
+        printed = simulated(*command, folder=program.parent).stderr.replace(f"{program.parent}/", "")
+        if " ".join(expected.split()) in " ".join(printed.split()):
+            return
+    raise AssertionError(printed)
+
+
+def test_reports_of_the_page_on_the_simulator(tmp_path):
+    page = ROOT / "docs" / "simulator.md"
+    race, deadlock = blocks(page, "text")
+    program = blocks(page, "python")[0]
+    path = tmp_path / "exchange.py"
+    path.write_text(program)
+    assert_reported(path, 4, race)
+
+    for hunk in re.split(r"^@@.*\n", blocks(page, "diff")[0], flags=re.MULTILINE)[1:]:
+        lines = hunk.splitlines(keepends=True)
+        old = "".join(line[1:] for line in lines if line[0] in " -")
+        assert program.count(old) == 1, old
+        program = program.replace(old, "".join(line[1:] for line in lines if line[0] in " +"))
+    path.write_text("".join(line for line in program.splitlines(keepends=True) if "notify(consumed" not in line))
+    assert_reported(path, 4, deadlock)
+
+    path.write_text(program)
+    (tmp_path / "test_exchange.py").write_text(blocks(page, "py")[0])
+    result = simulated("-m", "pytest", "-q", "-p", "_iris_pytest", "test_exchange.py", folder=tmp_path)
+    assert "60 passed" in result.stdout, result.stdout
+
+
+def test_report_of_the_readme(tmp_path):
+    page = ROOT / "README.md"
+    barrier = "ctx.barrier()  # every rank has written its data\n"
+    assert barrier in blocks(page, "python")[0]
+    path = tmp_path / "hello.py"
+    path.write_text(blocks(page, "python")[0].replace(barrier, ""))
+    assert_reported(path, 2, blocks(page, "text")[0])
 
 
 def test_examples_are_numbered_without_gaps():

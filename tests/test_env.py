@@ -10,7 +10,7 @@ from iris.errors import EnvironmentValueError
 DOCUMENT = Path(__file__).parents[1] / "docs" / "env.md"
 
 VALID = {
-    "IRIS_RUNTIME": [("gpu", "gpu"), (" CPU ", "cpu"), ("auto", "auto")],
+    "IRIS_RUNTIME": [("gpu", "gpu"), (" CPU ", "cpu"), ("auto", "auto"), ("sim", "sim")],
     "IRIS_LOG_LEVEL": [("debug", "debug"), ("Info", "info"), ("warning", "warning"), ("ERROR", "error")],
     "IRIS_CHECK": [("first", "first"), ("always", "always"), ("off", "off")],
     "IRIS_TIMEOUT": [("0.5", 0.5), ("60", 60.0), (" 7 ", 7.0), ("1e3", 1000.0)],
@@ -19,7 +19,7 @@ VALID = {
     "IRIS_RANKS_PER_GPU": [("1", 1), ("8", 8)],
 }
 INVALID = {
-    "IRIS_RUNTIME": ["tpu", "sim", "cpu,gpu"],
+    "IRIS_RUNTIME": ["tpu", "simulator", "cpu,gpu"],
     "IRIS_LOG_LEVEL": ["loud", "10"],
     "IRIS_CHECK": ["sometimes", "1"],
     "IRIS_TIMEOUT": ["0", "-1", "inf", "nan", "soon"],

@@ -212,7 +212,9 @@ class MemoryMap:
     def search(self, address: int, rank: int) -> MemoryRegion | None:
         """A tensor that is in no list but alive: one whose address a kernel was given as a number."""
         for thing in gc.get_objects():
-            if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu" and thing.layout == torch.strided:
+            if type(thing) not in (torch.Tensor, torch.nn.Parameter):
+                continue
+            if thing.device.type == "cpu" and thing.layout == torch.strided:
                 storage = thing.untyped_storage()
                 if storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes():
                     return self.add_tensor(thing, rank, "a tensor")

@@ -68,13 +68,21 @@ class Event:
 
 
 class Stream:
-    """An order of launches that overlaps with other streams."""
+    """An order of launches that overlaps with other streams.
+
+    Attributes:
+        error: the first that a kernel raised since somebody has waited for the stream.
+    """
 
     def __init__(self) -> None:
         self._queue: deque[Launch | _Mark | _Wait] = deque()
         self._issued = 0
         self._ended = 0
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+
+    def pending(self) -> bool:
+        """Whether the stream holds what has not ended."""
+        return bool(self._queue)
 
     def marker(self) -> Callable[[], bool]:
         """A function that tells whether everything issued so far has ended."""
@@ -87,6 +95,7 @@ class Stream:
             _observer().launch_issued(item, self)
         self._queue.append(item)
         self._issued += 1
+        _streams.busy.add(self)
         self.advance()
 
     def advance(self) -> None:
@@ -100,7 +109,7 @@ class Stream:
                         observer.launch_started(head, self)
                         scheduling.current().start(head)
                     return
-                self._error = self._error or head.error
+                self.error = self.error or head.error
                 observer.launch_ended(head, self)
             elif isinstance(head, _Mark):
                 head.reached = True
@@ -111,6 +120,11 @@ class Stream:
                 observer.event_awaited(head.mark, self)
             self._queue.popleft()
             self._ended += 1
+        self._rest()
+
+    def _rest(self) -> None:
+        if not self._queue and self.error is None:
+            _streams.busy.discard(self)
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -133,7 +147,8 @@ class Stream:
     def _drain(self) -> None:
         ended = self.marker()
         scheduling.current().run_until(lambda: advance_all() or ended(), "its stream")
-        error, self._error = self._error, None
+        error, self.error = self.error, None
+        self._rest()
         if error is not None:
             raise error
 
@@ -148,13 +163,20 @@ class _DefaultStream(Stream):
 
 
 class Streams:
-    """The streams of one rank."""
+    """The streams of one rank.
+
+    Attributes:
+        default, current: the default stream; the streams that launches went to, the present one last.
+        all: every stream that somebody holds.
+        busy: those that hold launches, or an error that nobody has seen; they live on when nobody else holds them.
+    """
 
     def __init__(self) -> None:
         self.default: Stream = _DefaultStream()
         self.current: list[Stream] = [self.default]
         self._count = itertools.count()
         self.all: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+        self.busy: set[Stream] = set()
         self.add(self.default)
 
     def add(self, stream: Stream) -> None:
@@ -164,6 +186,14 @@ class Streams:
         """Start what can start on every stream."""
         for stream in list(self.all.values()):
             stream.advance()
+
+    def pending(self) -> bool:
+        """Whether a stream holds what has not ended."""
+        return any(stream.pending() for stream in self.busy)
+
+    def error(self) -> BaseException | None:
+        """What a kernel raised that nobody has waited for."""
+        return next((stream.error for stream in self.busy if stream.error is not None), None)
 
 
 _streams = Streams()

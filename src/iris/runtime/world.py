@@ -158,6 +158,7 @@ class World(Scheduler):
         self._patience = 0
         self._until = 0.0  # programs up to this time run now, when there is a clock
         self._finished = 0
+        self._unwinding = False  # what host code still wants to wait for will not come
         self._moved_at = time.monotonic()
 
     def rank(self) -> int:
@@ -176,7 +177,8 @@ class World(Scheduler):
             The hosts, with ``value`` and ``error``.
 
         Raises:
-            BaseException: the first error of a rank, unless ``all_outcomes``; the error that ``stuck`` makes.
+            BaseException: the first error of a rank, or of a kernel that nobody has waited for, unless
+                ``all_outcomes``; the error that ``stuck`` makes.
         """
         self.hosts = [Host(rank, body) for rank, body in enumerate(bodies)]
         for host in self.hosts:
@@ -190,6 +192,10 @@ class World(Scheduler):
                 failed = [h for h in self.hosts if h.error is not None]
                 if failed and not all_outcomes:
                     raise _first(failed)
+            for host in self.hosts:
+                host.error = host.error or host.streams.error()
+                if host.error is not None and not all_outcomes:
+                    raise host.error
         return self.hosts
 
     # What host code calls.
@@ -201,6 +207,8 @@ class World(Scheduler):
         host = self.host
         assert host is not None, "only the host code of a rank can wait"
         while not condition():
+            if self._unwinding:
+                raise GreenletExit
             host.condition, host.waits_for = condition, what
             self._leave_host(host)
             if host.failure is not None:
@@ -211,6 +219,8 @@ class World(Scheduler):
     def step(self) -> bool:
         """Let the others have a turn."""
         host = self.host
+        if self._unwinding:
+            raise GreenletExit
         if host is not None and self.current is None:
             host.polls = True
             self._leave_host(host)
@@ -336,7 +346,7 @@ class World(Scheduler):
                     self.observer.program_started(program)
 
     def _finished_all(self) -> bool:
-        return not self.active and all(host.done for host in self.hosts)
+        return not self.active and all(host.done and not host.streams.pending() for host in self.hosts)
 
     def _round(self) -> None:
         for host in self.hosts:
@@ -347,7 +357,8 @@ class World(Scheduler):
         ready: list[Host | Program] = [h for h in self.hosts if not h.done and h.ready()]
         ready += [p for launch in self.active for p in launch.live if not p.state.parked]
         if not ready:
-            self._nothing_runs()
+            if not self._finished_all():
+                self._nothing_runs()
             return
         if self.clock is None:
             self._random.shuffle(ready)
@@ -438,6 +449,7 @@ class World(Scheduler):
         host.condition = lambda: True
 
     def _unwind(self) -> None:
+        self._unwinding = True
         for launch in list(self.active):
             for program in launch.live:
                 if program.coroutine:

@@ -73,19 +73,60 @@ class RandomState:
 
 
 class GradMode:
-    """Whether autograd records: ``torch.no_grad()`` of one rank is not that of the others."""
+    """Whether autograd records: ``torch.no_grad()`` or ``inference_mode()`` of one rank is not that of the others."""
 
     def __init__(self, size: int):
         self._modes = [torch.is_grad_enabled()] * size
-        self._outside = torch.is_grad_enabled()
+        self._outside = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        # Of a rank that has left the inference mode of the process: the guard that holds back its own.
+        self._held_back: list[Any] = [None] * size
 
     def enter(self, rank: int) -> None:
-        self._outside = torch.is_grad_enabled()
+        self._outside = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        guard, self._held_back[rank] = self._held_back[rank], None
+        if guard is not None:
+            guard.__exit__(None, None, None)
         torch._C._set_grad_enabled(self._modes[rank])
 
     def leave(self, rank: int) -> None:
         self._modes[rank] = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(self._outside)
+        grad, inference = self._outside
+        if torch.is_inference_mode_enabled() != inference:
+            guard = self._held_back[rank] = torch._C._InferenceMode(inference)
+            guard.__enter__()
+        torch._C._set_grad_enabled(grad)
+
+
+class Precision:
+    """The default dtype, and ``torch.autocast``."""
+
+    def __init__(self, size: int):
+        self._outside = self._get()
+        self._states = [self._outside] * size
+
+    def enter(self, rank: int) -> None:
+        self._outside = self._get()
+        self._set(self._outside, self._states[rank])
+
+    def leave(self, rank: int) -> None:
+        self._states[rank] = self._get()
+        self._set(self._states[rank], self._outside)
+
+    @staticmethod
+    def _get() -> tuple[Any, ...]:
+        autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+        return torch.get_default_dtype(), torch.is_autocast_cache_enabled(), autocast
+
+    @staticmethod
+    def _set(now: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
+        if now == wanted:
+            return
+        default, cached, autocast = wanted
+        torch.set_default_dtype(default)
+        torch.set_autocast_cache_enabled(cached)
+        for device, (enabled, dtype) in zip(("cpu", "cuda"), autocast, strict=True):
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
 
 
 class FunctionModes:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from iris import _env, _target
 from iris.device import _asm
 from iris.errors import ArgumentError, RankLost, RuntimeConflict, SimulationError
+from iris.runtime import scheduler as scheduling
 from iris.runtime.context import iris
 from iris.runtime.local_group import LocalDistributed
 from iris.runtime.settle import settled
 from iris.runtime.world import Host, World
 from iris.sim.deadlock import deadlock
-from iris.sim.rank_state import Environment, FunctionModes, GradMode, RandomState
+from iris.sim.rank_state import Environment, FunctionModes, GradMode, Precision, RandomState
 from iris.sim.timing import Timing
 from iris.sim.watcher import CHECKS, Watcher
 
@@ -94,7 +95,7 @@ def explore(
         The results of each seed.
 
     Raises:
-        Exception: what the first failing seed raised; the message of a finding ends with the seed that repeats it.
+        Exception: what the first failing seed raised. A finding has the seed in its message, other errors in a note.
     """
     return [run(fn, world_size, *args, seed=seed, **options) for seed in seeds]
 
@@ -128,8 +129,14 @@ def simulate(
         raise ArgumentError(f"on must be 'cpu' or 'gpu', got {on!r}")
     if link_gbps is not None and on != "gpu":
         raise ArgumentError("link_gbps paces a real GPU and needs on='gpu'; for a prediction see iris.sim.predict")
+    _check_number("seed", seed, least=None)
+    _check_number("step_limit", step_limit, least=1)
+    if resident_programs is not None:
+        _check_number("resident_programs", resident_programs, least=1)
     checks = _checks(check)
     _check_runtime(on)
+    if isinstance(scheduling.current(), World):
+        raise RuntimeConflict("a rank of a simulation tried to start another one; call iris.sim outside of it")
     world = World(
         len(bodies),
         seed=seed,
@@ -152,21 +159,27 @@ def simulate(
             carry = share_gpu(world, link_gbps, all_outcomes, stack)
         distributed = LocalDistributed(world.size, world.rank, world.run_until, order, carry)
         stack.callback(distributed.close)
-        world.switches += [Environment(world.size), GradMode(world.size), FunctionModes(world.size), distributed]
-        world.switches += switches
+        world.switches += [kind(world.size) for kind in (Environment, GradMode, Precision, FunctionModes)]
+        world.switches += [distributed, *switches]
         try:
             return world.run(bodies, all_outcomes=all_outcomes)
-        except SimulationError as error:
-            error.seed = seed
-            caller = "iris.sim.run" if time is None else "iris.sim.predict"
-            error.args = (f"{error.args[0]}\n    seed={seed} of {caller} repeats it", *error.args[1:])
+        except BaseException as error:
+            _add_seed(error, seed, "iris.sim.run" if time is None else "iris.sim.predict")
             raise
+
+
+def _add_seed(error: BaseException, seed: int, caller: str) -> None:
+    """Say with which seed an error came up: at the end of a finding's message, and in a note of any other error."""
+    text = f"seed={seed} of {caller} repeats it"
+    if isinstance(error, SimulationError):
+        error.seed = seed
+        error.args = (f"{error.args[0]}\n    {text}", *error.args[1:])
+    else:  # as add_note of Python 3.11 does
+        error.__notes__ = [*getattr(error, "__notes__", ()), text]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _watch(world: World, device: str, resident_programs: int | None, checks: tuple[str, ...]) -> Watcher:
     target = _device(device)
-    if resident_programs is not None and resident_programs < 1:
-        raise ArgumentError(f"resident_programs must be at least 1, got {resident_programs}")
     _stand_for(world, target.name, target.compute_units, resident_programs or target.compute_units)
     return Watcher(world, checks)
 
@@ -215,11 +228,17 @@ def _stuck(world: World, watcher: Watcher, all_outcomes: bool) -> SimulationErro
 
 
 def _checks(check: str | Sequence[str]) -> tuple[str, ...]:
-    names = tuple(n.strip() for n in check.split(",") if n.strip()) if isinstance(check, str) else tuple(check)
-    unknown = [n for n in names if n not in CHECKS]
-    if unknown:
-        raise ArgumentError(f"check: {', '.join(unknown)} is not known; possible: {', '.join(CHECKS)}")
-    return names
+    if isinstance(check, str):
+        check = [name.strip() for name in check.split(",") if name.strip()]
+    if not isinstance(check, Sequence) or any(name not in CHECKS for name in check):
+        raise ArgumentError(f"check must be names out of {', '.join(CHECKS)}, got {check!r}")
+    return tuple(check)
+
+
+def _check_number(name: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        possible = "a whole number" if least is None else f"a whole number of at least {least}"
+        raise ArgumentError(f"{name} must be {possible}, got {value!r}")
 
 
 def _device(name: str) -> _target.Target:

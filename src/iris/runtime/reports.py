@@ -145,6 +145,33 @@ class DeadlockReport:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class StepLimitReport:
+    """A program that does not end.
+
+    Attributes:
+        rank: its rank; None in a process that is a rank itself.
+        kernel, program: which program.
+        file, line, source: where it is.
+        why: what it did too often, in words.
+    """
+
+    rank: int | None
+    kernel: str
+    program: tuple[int, ...]
+    file: str
+    line: int
+    source: str
+    why: str
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank}, "
+        return (
+            f"{rank}kernel {self.kernel}, program {_index(self.program)} {self.why}\n"
+            f"      at {self.file}:{self.line}: {self.source}"
+        )
+
+
 def _index(program: tuple[int, ...] | None) -> str:
     """A program's index without the axes that the grid does not use."""
     if program is None:

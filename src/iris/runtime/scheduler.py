@@ -24,6 +24,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from iris.errors import StepLimitError, WaitTimeout
 from iris.runtime.observer import Observer
+from iris.runtime.reports import StepLimitReport
+from iris.runtime.source import place, source_line
 
 _ADMIT = 64  # programs that run at a time before the scheduler sees that more are needed
 _LONGEST_SLEEP_S = 1e-3
@@ -151,10 +153,19 @@ class Scheduler:
         if program is not None:
             program.turns += 1
             if program.turns > LOOP_LIMIT:
-                raise StepLimitError(
-                    f"{program.describe()} has taken {program.turns - 1} turns of its loops without touching memory, "
-                    "so nothing that another program does can end it"
+                raise self.step_limit_error(
+                    program,
+                    f"has taken {program.turns - 1} turns of its loops without touching memory, so nothing that "
+                    "another program does can end it",
                 )
+
+    @staticmethod
+    def step_limit_error(program: Program, why: str) -> StepLimitError:
+        """The error for the running program."""
+        file, line = place()
+        rank = getattr(program.state, "rank", None)
+        report = StepLimitReport(rank, program.launch.name, program.index, file, line, source_line(file, line), why)
+        return StepLimitError(str(report), report)
 
     def touched(self) -> None:
         """The running program accesses memory."""

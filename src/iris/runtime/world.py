@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from iris.errors import IrisError, SimulationError, StepLimitError
+from iris.errors import IrisError, SimulationError
 from iris.runtime import streams
 from iris.runtime.scheduler import Launch, Program, Scheduler, installed
 from iris.runtime.streams import Streams
@@ -239,9 +239,9 @@ class World(Scheduler):
             return
         self.steps += 1
         if self.steps > self.step_limit:
-            raise StepLimitError(
-                f"{self.steps - 1} atomics and polls without an end (step_limit={self.step_limit}); the last by rank "
-                f"{program.state.rank}, {program.describe()}"
+            raise self.step_limit_error(
+                program,
+                f"did the last of {self.steps - 1} atomics and polls without an end (step_limit={self.step_limit})",
             )
         state: ProgramState = program.state
         program.idle = idle

@@ -19,6 +19,7 @@ from iris.runtime.reports import (
     BoundsReport,
     DeadlockReport,
     RaceReport,
+    StepLimitReport,
     UninitializedReport,
     Waiter,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "RaceReport",
     "SimulationError",
     "StepLimitError",
+    "StepLimitReport",
     "UninitializedReadError",
     "UninitializedReport",
     "Waiter",

@@ -13,9 +13,10 @@ from iris.errors import DeadlockError
 from iris.runtime.memory_map import MemoryRegion
 from iris.runtime.reports import DeadlockReport, Waiter
 from iris.runtime.scheduler import Program
+from iris.runtime.source import is_library
 from iris.runtime.tensors import tensor_from_ptr
 from iris.runtime.world import World
-from iris.sim.watcher import Watcher, is_library
+from iris.sim.watcher import Watcher
 
 _MOST_VALUES = 8
 _DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -10,7 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from iris.runtime import streams
-from iris.sim.watcher import Watcher, place
+from iris.runtime.source import place
+from iris.sim.watcher import Watcher
 
 if TYPE_CHECKING:
     from iris.runtime.clocks import Actor

@@ -18,10 +18,11 @@ import numpy as np
 from iris.runtime import streams
 from iris.runtime.memory_map import MemoryRegion
 from iris.runtime.scheduler import Launch, Program
+from iris.runtime.source import place
 from iris.runtime.world import World
 from iris.sim._looks import Looks, ProgramName, Running
 from iris.sim.virtual_time import VirtualTime
-from iris.sim.watcher import Watcher, active, place
+from iris.sim.watcher import Watcher, active
 
 # An access to at most so many elements may be to flags; more are data.
 MOST_FLAGS = 32

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import triton
 
 from iris.errors import MissingBarrierWarning
 from iris.runtime import streams
@@ -21,6 +17,7 @@ from iris.runtime.memory_map import MemoryMap, MemoryRegion
 from iris.runtime.observer import Observer
 from iris.runtime.races import RaceChecker
 from iris.runtime.scheduler import Launch, Program
+from iris.runtime.source import place
 from iris.runtime.world import LaunchState, World
 
 if TYPE_CHECKING:
@@ -28,14 +25,7 @@ if TYPE_CHECKING:
 
 CHECKS = ("races", "deadlocks", "bounds", "uninitialized")
 
-_IRIS = Path(__file__).parents[1]
-# Kernels may be written in any file but these.
-_LIBRARY = (
-    *(str(Path(str(package.__file__)).parent) + os.sep for package in (triton, np, torch)),
-    *(str(_IRIS / folder) + os.sep for folder in ("runtime", "device", "sim", "testing")),
-)
 _CONTEXT_FLAGS = "flags of the context"
-_from_library: dict[Any, bool] = {}
 
 
 @dataclass(frozen=True)
@@ -54,25 +44,6 @@ def _describe(who: Any) -> tuple[int, str, tuple[int, ...] | None, int]:
 
 def _named(who: Who) -> str:
     return f"kernel {who.kernel} of rank {who.rank}" if who.kernel else f"the host code of rank {who.rank}"
-
-
-def is_library(code: Any) -> bool:
-    """Whether a frame's code belongs to Triton, PyTorch, NumPy or the parts of Iris that kernels are not written in."""
-    known = _from_library.get(code)
-    if known is None:
-        name = code.co_filename
-        known = _from_library[code] = name.startswith(("<", *_LIBRARY))
-    return known
-
-
-def place() -> tuple[str, int]:
-    """File and line of the innermost frame that is not library code."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if not is_library(frame.f_code):
-            return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-    return "unknown", 0
 
 
 class Watcher(Observer):

@@ -29,8 +29,6 @@ from iris.runtime.source import place, source_line
 
 _ADMIT = 64  # programs that run at a time before the scheduler sees that more are needed
 _LONGEST_SLEEP_S = 1e-3
-# Turns of loops that a program may take between two accesses to memory: hundreds of times what real kernels take.
-LOOP_LIMIT = 200_000
 
 
 class Program:
@@ -114,9 +112,11 @@ class Scheduler:
         on_wait: called with the seconds waited so far whenever nothing has moved; may raise to end the wait.
         time_limit_s: longest time in which nothing moves before the launch fails.
         current: the program that is running, None in host code.
+        loop_limit: turns of loops that a program may take between two accesses to memory; None for any number.
         observer: told of every access of a program; None costs nothing.
     """
 
+    loop_limit: int | None = None
     observer: Observer | None = None
     on_resume: Callable[[Program], None] = staticmethod(lambda program: None)
 
@@ -147,12 +147,12 @@ class Scheduler:
         """Count a turn of a loop of the running program.
 
         Raises:
-            StepLimitError: the program has taken :data:`LOOP_LIMIT` turns without touching memory.
+            StepLimitError: the program has taken more turns without touching memory than ``loop_limit``.
         """
         program = self.current
         if program is not None:
             program.turns += 1
-            if program.turns > LOOP_LIMIT:
+            if self.loop_limit is not None and program.turns > self.loop_limit:
                 raise self.step_limit_error(
                     program,
                     f"has taken {program.turns - 1} turns of its loops without touching memory, so nothing that "

@@ -119,6 +119,7 @@ class World(Scheduler):
         seed: of every choice.
         residency: programs of a rank that run at a time.
         step_limit: accesses by polling or atomics after which the run is given up.
+        loop_limit: turns of loops that a program may take between two accesses to memory.
         interpreted: kernels are interpreted here; otherwise the ranks share a GPU and only hosts are scheduled.
         timeout_s: longest wait on a GPU in which no host moves.
         clock: tells a program's time (ns), to run the earliest first; None draws the order from the seed.
@@ -131,6 +132,7 @@ class World(Scheduler):
         seed: int = 0,
         residency: int = 64,
         step_limit: int = 20_000_000,
+        loop_limit: int | None = None,
         interpreted: bool = True,
         timeout_s: float = 60.0,
         clock: Callable[[Program], float] | None = None,
@@ -140,6 +142,7 @@ class World(Scheduler):
         self.seed = seed
         self.residency = residency
         self.step_limit = step_limit
+        self.loop_limit = loop_limit
         self.interpreted = interpreted
         self.timeout_s = timeout_s
         self.clock = clock

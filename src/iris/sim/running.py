@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 HEAP_BYTES = 1 << 30
 STEP_LIMIT = 20_000_000
+# Hundreds of times what real kernels take, and a few seconds of the interpreter.
+LOOP_LIMIT = 25_000
 
 
 def run(
@@ -39,6 +41,7 @@ def run(
     link_gbps: float | None = None,
     heap_size: int = HEAP_BYTES,
     step_limit: int = STEP_LIMIT,
+    loop_limit: int = LOOP_LIMIT,
     **kwargs: Any,
 ) -> list[Any]:
     """Run ``fn(ctx, *args, **kwargs)`` once for each rank, all ranks in this process.
@@ -55,6 +58,7 @@ def run(
         link_gbps: with ``on="gpu"``, paces what a rank reads from and writes to its peers to so many GB/s a direction.
         heap_size: bytes of symmetric heap on each rank; host memory is taken when it is touched.
         step_limit: polls and atomics of all programs after which the run is given up.
+        loop_limit: turns of its loops that a program may take without touching memory before the run is given up.
 
     Returns:
         What ``fn`` returned on each rank, in rank order.
@@ -78,6 +82,7 @@ def run(
         on=on,
         link_gbps=link_gbps,
         step_limit=step_limit,
+        loop_limit=loop_limit,
     )
     return [host.value for host in hosts]
 
@@ -110,6 +115,7 @@ def simulate(
     on: str = "cpu",
     link_gbps: float | None = None,
     step_limit: int = STEP_LIMIT,
+    loop_limit: int = LOOP_LIMIT,
     all_outcomes: bool = False,
     switches: Sequence[Any] = (),
     time: VirtualTime | None = None,
@@ -131,6 +137,7 @@ def simulate(
         raise ArgumentError("link_gbps paces a real GPU and needs on='gpu'; for a prediction see iris.sim.predict")
     _check_number("seed", seed, least=None)
     _check_number("step_limit", step_limit, least=1)
+    _check_number("loop_limit", loop_limit, least=1)
     if resident_programs is not None:
         _check_number("resident_programs", resident_programs, least=1)
     checks = _checks(check)
@@ -141,6 +148,7 @@ def simulate(
         len(bodies),
         seed=seed,
         step_limit=step_limit,
+        loop_limit=loop_limit,
         interpreted=on == "cpu",
         timeout_s=_env.get("IRIS_TIMEOUT"),
     )

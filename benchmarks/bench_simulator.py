@@ -9,11 +9,13 @@ runs take turns.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform
 import resource
 import statistics
 import time
+from pathlib import Path
 
 os.environ.setdefault("IRIS_RUNTIME", "sim")
 
@@ -109,6 +111,17 @@ def memory():
     print(f"\n{mib} MiB of int8 written by the host on a heap of 8 GiB: {(peak_mib() - before) / mib:.1f} bytes a byte")
 
 
+def many_seeds():
+    """Seconds of 200 seeds of the exchange of examples/08_find_a_race.py, which is right in every order."""
+    path = Path(__file__).parents[1] / "examples" / "08_find_a_race.py"
+    spec = importlib.util.spec_from_file_location("find_a_race", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    start = time.perf_counter()
+    iris.sim.explore(example.exchange, 4, True, seeds=range(200))
+    print(f"\n200 seeds of the exchange of {path.name}, 4 ranks: {time.perf_counter() - start:.1f} s")
+
+
 def main():
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -127,6 +140,7 @@ def main():
     compare("all_gather_matmul 256x256x2048, tiles of 128", body_all_gather_matmul, 16, 256, 256, 2048, 128)
     compare("all_gather_matmul 256x256x2048, tiles of 128", body_all_gather_matmul, 32, 256, 256, 2048, 128)
     memory()
+    many_seeds()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ class RaceChecker:
     Args:
         memory: the known regions.
         clocks: the actors' clocks.
-        describe: names an actor's ``who`` for messages: rank, kernel, program, and a number of the launch.
+        describe: names an actor's ``who`` for messages: rank, kernel, program, a number of the launch, and which launch
+            of the kernel it is.
         races, bounds, uninitialized: what to check.
     """
 
@@ -44,7 +45,7 @@ class RaceChecker:
         self,
         memory: MemoryMap,
         clocks: Clocks,
-        describe: Callable[[object], tuple[int, str, tuple[int, ...] | None, int]],
+        describe: Callable[[object], tuple[int, str, tuple[int, ...] | None, int, int]],
         *,
         races: bool = True,
         bounds: bool = True,
@@ -175,7 +176,7 @@ class RaceChecker:
         return self.access_of(doing, region, address, extent)
 
     def access_of(self, doing: Doing, region: MemoryRegion, address: int, extent: str = "") -> Access:
-        rank, kernel, program, launch = self._describe(doing.who)
+        rank, kernel, program, launch, nth = self._describe(doing.who)
         source = linecache.getline(doing.file, doing.line).strip()
         return Access(
             rank=rank,
@@ -190,6 +191,7 @@ class RaceChecker:
             site=region.site,
             elements=extent or region.element(address),
             launch=launch,
+            nth=nth,
         )
 
     def _include(self, actor: Actor, members: np.ndarray, entries, number: int) -> None:
@@ -304,10 +306,14 @@ class RaceChecker:
     def _out_of_bounds(
         self, actor: Actor, address: int, addresses: np.ndarray, itemsize: int, doing: tuple[str, int, str]
     ) -> None:
-        near = self.memory.nearest(address)
         where, distance = "no tensor is known", 0
-        region = near
-        if region is None:
+        region = self.memory.nearest(address)
+        elsewhere = self.memory.counterpart(address)
+        shift = 0
+        if elsewhere is not None:
+            region, rank, shift = elsewhere
+            where = f"where rank {rank} has nothing allocated now; the same place is {region.describe()}"
+        elif region is None:
             region = MemoryRegion(address, itemsize, actor.rank, f"address {address:#x}")
         else:
             distance = address - region.end if address >= region.end else address - region.start
@@ -318,8 +324,9 @@ class RaceChecker:
             where = (
                 f"{abs(distance)} bytes {side} of {region.describe()} ({elements} elements of {region.itemsize} bytes)"
             )
-        beyond = int(((addresses < region.start) | (addresses + np.uint64(itemsize) > region.end)).sum())
-        index = (address - region.start) // region.itemsize
+        inside = (addresses >= region.start) & (addresses + np.uint64(itemsize) <= region.end)
+        beyond = addresses.size - int(inside.sum())
+        index = (address + shift - region.start) // region.itemsize
         access = self.access_of(Doing(actor.who, *doing), region, address, f"{region.label}[{index}]")
         raise_report(OutOfBoundsError, BoundsReport(access, where, beyond))
 
@@ -369,7 +376,7 @@ def _missing(first: Access, second: Access, first_level: int, second_level: int)
         return (
             f"rank {first.rank} must release at scope 'sys' (iris.signal.notify) after its access, and rank "
             f"{second.rank} acquire the same flag (iris.signal.wait) before its own; relaxed atomics, 'gpu' scope and "
-            "volatile loads do not order ranks"
+            "volatile loads do not order ranks. Or the other way round, if the second access has to come first"
         )
     if first.launch == second.launch:
         return (

@@ -20,6 +20,7 @@ class Access:
         site: where the tensor was made.
         elements: the elements, in words.
         launch: a number that tells launches apart; 0 for host code.
+        nth: which launch of the kernel by its rank it is, from 1.
     """
 
     rank: int
@@ -34,17 +35,23 @@ class Access:
     site: str
     elements: str
     launch: int = 0
+    nth: int = 0
 
-    def who(self) -> str:
-        """Rank, kernel and program."""
+    def who(self, with_launch: bool = False) -> str:
+        """Rank, kernel and program, and which launch of the kernel when asked for."""
         if not self.kernel:
             return f"rank {self.rank}, host code"
-        return f"rank {self.rank}, kernel {self.kernel}, program {_index(self.program)}"
+        launch = f" (launch {self.nth})" if with_launch else ""
+        return f"rank {self.rank}, kernel {self.kernel}{launch}, program {_index(self.program)}"
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, with_launch: bool = False) -> str:
+        """Two lines: who did what, and where."""
         made = f" (made at {self.site})" if self.site and self.site != self.tensor else ""
         return (
-            f"{self.who()}: {self.what} of {self.elements} on rank {self.owner}{made}\n"
+            f"{self.who(with_launch)}: {self.what} of {self.elements} on rank {self.owner}{made}\n"
             f"      at {self.file}:{self.line}: {self.source}"
         )
 
@@ -58,7 +65,12 @@ class RaceReport:
     missing: str
 
     def __str__(self) -> str:
-        return f"race on {self.second.elements}\n    {self.first}\n    {self.second}\n    missing order: {self.missing}"
+        # Launches of one kernel look alike: say which of them meet.
+        apart = self.first.kernel == self.second.kernel and self.first.nth != self.second.nth
+        return (
+            f"race on {self.second.elements}\n    {self.first.text(apart)}\n    {self.second.text(apart)}\n"
+            f"    missing order: {self.missing}"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,7 @@ class Waiter:
 
     def __str__(self) -> str:
         wanted = f" to reach {self.wanted}" if self.wanted is not None else ""
-        values = f" with {', '.join(f'{n} = {v}' for n, v in self.values.items())}" if self.values else ""
+        values = f"\n      with {', '.join(f'{n} = {v}' for n, v in self.values.items())}" if self.values else ""
         return (
             f"rank {self.rank}, kernel {self.kernel}, program {_index(self.program)} waits for {self.flag} of rank "
             f"{self.owner}{wanted}, seen {self.seen}\n      at {self.file}:{self.line}: {self.source}{values}\n"

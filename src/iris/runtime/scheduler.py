@@ -72,6 +72,7 @@ class Launch:
         num_warps: int = 4,
     ):
         self.num_warps = num_warps
+        self.nth = 0  # which launch of the kernel by its rank it is, from 1, where somebody counts
         self.state: Any = None  # what a simulated world knows of the launch
         self.name = name
         self.grid = grid

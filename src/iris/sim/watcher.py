@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,10 @@ class Who:
     launch: Any = None
 
 
-def _describe(who: Any) -> tuple[int, str, tuple[int, ...] | None, int]:
-    return who.rank, who.kernel, who.program, 0 if who.launch is None else id(who.launch)
+def _describe(who: Any) -> tuple[int, str, tuple[int, ...] | None, int, int]:
+    if who.launch is None:
+        return who.rank, who.kernel, who.program, 0, 0
+    return who.rank, who.kernel, who.program, id(who.launch), who.launch.nth
 
 
 def _named(who: Who) -> str:
@@ -73,7 +76,12 @@ class Watcher(Observer):
         self._hosts = [self.clocks.nothing() for _ in range(world.size)]
         self._actors: weakref.WeakKeyDictionary[Any, Actor] = weakref.WeakKeyDictionary()
         self._slots: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        self._launches: Counter[tuple[int, str]] = Counter()
         self._warned: set[tuple[str, int]] = set()
+        # Blocks by address, and their bytes, that peers have allocated but not yet the rank whose memory it is: peers
+        # may store there already. And how often a rank has yet to give back what peers have given back.
+        self._given: dict[int, int] = {}
+        self._taken: Counter[int] = Counter()
         self._covered: dict[int, int] = {}  # stores in `uncovered` -> time of their program at its next barrier
         world.observer = self
         world.memory_watcher = self
@@ -81,16 +89,33 @@ class Watcher(Observer):
 
     # Memory.
 
+    def heap(self, bases: list[int], nbytes: int) -> None:
+        """The ranks have a heap at these addresses."""
+        self.memory.heaps.append((bases, nbytes))
+
     def allocated(self, rank: int, everywhere: list[int], nbytes: int, itemsize: int, site: str) -> None:
         """A block of a rank's heap was given out; ``everywhere`` has its address on each rank."""
+        if self._given.pop(everywhere[rank], None) == nbytes:
+            return
         short = site.rpartition("/")[2]
-        region = MemoryRegion(everywhere[rank], nbytes, rank, short, site, born_uninitialized=True, itemsize=itemsize)
-        region.everywhere = tuple(everywhere)
-        self.memory.add(region)
+        for owner, start in enumerate(everywhere):
+            region = MemoryRegion(start, nbytes, owner, short, site, born_uninitialized=True, itemsize=itemsize)
+            region.everywhere = tuple(everywhere)
+            self.memory.add(region)
+            if owner != rank:
+                self._given[start] = nbytes
 
     def freed(self, address: int) -> None:
-        """A block was given back."""
-        self.memory.remove(address)
+        """A block of a rank's heap was given back, which all ranks have agreed on."""
+        if self._taken[address]:
+            self._taken[address] -= 1
+            return
+        region = self.memory.find(address)
+        for start in region.everywhere if region is not None else ():
+            self.memory.remove(start)
+            self._given.pop(start, None)
+            if start != address:
+                self._taken[start] += 1
 
     def noted(self, rank: int, tensor: torch.Tensor, label: str) -> None:
         """Bookkeeping of a context, which reports leave out."""
@@ -122,6 +147,8 @@ class Watcher(Observer):
     def launch_issued(self, launch: Launch, stream: Any) -> None:
         rank = self.world.rank()
         launch.state = LaunchState(rank, stream=stream, issued=self._hosts[rank])
+        self._launches[rank, launch.name] += 1
+        launch.nth = self._launches[rank, launch.name]
         self._name_arguments(launch, rank)
 
     def launch_started(self, launch: Launch, stream: Any) -> None:
@@ -276,9 +303,13 @@ class Watcher(Observer):
         mark.known = actor.publish() if actor is not None else None
 
     def event_awaited(self, mark: Any, stream: Any) -> None:
-        host = self.world.host
-        rank = host.rank if host is not None else self._actors[stream].rank if stream in self._actors else 0
-        self._stream_actor(stream, rank).learn(getattr(mark, "known", None))
+        self._stream_actor(stream, self._rank_of(stream)).learn(getattr(mark, "known", None))
+
+    def _rank_of(self, stream: Any) -> int:
+        actor, host = self._actors.get(stream), self.world.host
+        if actor is not None or host is not None:
+            return actor.rank if actor is not None else self.world.rank()
+        return next(h.rank for h in self.world.hosts if stream in h.streams.busy)
 
     def host_awaited(self, what: Any) -> None:
         rank = self.world.rank()
@@ -316,9 +347,12 @@ class Watcher(Observer):
             self._hosts[rank] = _larger(self._hosts[rank], together)
 
     def ticks(self) -> int:
-        """The clock of the running program in nanoseconds, for kernels that read one."""
+        """The clock of the running program in nanoseconds, for kernels that read one; it goes on with every reading."""
         program = self.world.current
-        return 1000 * program.state.accesses if program is not None else 0
+        if program is None:
+            return 0
+        program.state.accesses += 1
+        return 1000 * program.state.accesses
 
     def unit(self) -> tuple[int, int]:
         """The compute unit that the running program is on, counted within its die, and the die."""

@@ -4,13 +4,16 @@ Host code gives up control where it would wait: for a launch on the default stre
 in an exchange between hosts. Programs give it up at atomics and volatile loads. Who goes next is drawn from a seed, and
 each seed also makes some ranks and programs slow, so that different seeds try different orders.
 
-A program that polls is set aside until something it polled has changed. When nothing can move, everyone who was set
-aside gets some more turns (a loop may count its polls); when that moves nothing either, the world is stuck.
+A program that polls is set aside until something it polled has changed. When nothing can move, whoever was set aside
+gets another turn unless it has been at the same place with the same variables since memory has last changed: a loop may
+count its polls. When that moves nothing either, or after many turns, the world is stuck. It is also when all that
+moves is host code that asks again and again.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,8 +28,15 @@ from iris.runtime import streams
 from iris.runtime.scheduler import Launch, Program, Scheduler, installed
 from iris.runtime.streams import Streams
 
-# Turns that everyone gets once nothing moves: more than a loop that polls a fixed number of times usually takes.
+# Turns that programs which count their polls get once nothing moves: at least so many, and so many of all programs.
 _PATIENCE = 256
+_PATIENCE_OF_ALL = 20_000
+# How often a program must be at one place to go round: what it last read of memory shows at the second time.
+_SAME_TURNS = 2
+# How often hosts may ask in vain whether something has happened while nothing else moves.
+_QUESTIONS = 4096
+# Reads of device memory by a host, without a wait in between, before each lets the others have a turn.
+_READS = 16
 _PAGE_BITS = 10  # allocations start at multiples of 1024 bytes
 _MOST_POLLED = 64
 _PACES = (1.0, 1.0, 1.0, 0.5, 0.1)
@@ -50,6 +60,7 @@ class Host:
         self.condition: Callable[[], bool] | None = None
         self.waits_for = ""
         self.polls = False  # asks again and again whether something has happened
+        self.reads = 0  # of device memory since it has last let the others have a turn
         self.done = False
         self.value: Any = None
         self.error: BaseException | None = None
@@ -82,6 +93,8 @@ class Host:
             return f"rank {self.rank}, host: has raised {type(self.error).__name__}: {self.error}"
         if self.done:
             return f"rank {self.rank}, host: has returned"
+        if self.polls:
+            return f"rank {self.rank}, host: asks again and again whether something has happened"
         return f"rank {self.rank}, host: waits for {self.waits_for or 'its turn'}"
 
 
@@ -94,6 +107,9 @@ class ProgramState:
     parked: bool = False
     retired: bool = False
     polled: set[int] = field(default_factory=set)
+    tiles: set[tuple[int, int]] = field(default_factory=set)  # first and last address of what it polled by tiles
+    turns: Counter[Any] = field(default_factory=Counter)  # how often it has been where ...
+    turns_since: int = 0  # ... since this change of memory
     actor: Any = None
     unpublished: set[int] = field(default_factory=set)  # numbers of its stores since the last tl.debug_barrier
     accesses: int = 0  # plain loads and stores; the clock of a program when nothing models time
@@ -157,8 +173,12 @@ class World(Scheduler):
         self.memory_watcher: Any = None  # told of the allocations of heaps
         self.shared: dict[Any, Any] = {}  # what the ranks' contexts share, by key
         self._resident = [0] * size
+        self.turn: Callable[[Program], Any] = lambda program: object()  # where a program is, to see that it goes round
         self._watched: dict[int, dict[int, set[Program]]] = {}
+        self._watching_tiles: set[Program] = set()
+        self._changes = 0  # of memory, and of who runs
         self._patience = 0
+        self._questions = 0
         self._until = 0.0  # programs up to this time run now, when there is a clock
         self._finished = 0
         self._unwinding = False  # what host code still wants to wait for will not come
@@ -213,6 +233,7 @@ class World(Scheduler):
             if self._unwinding:
                 raise GreenletExit
             host.condition, host.waits_for = condition, what
+            self._changes += 1  # the host may have written unseen, through NumPy
             self._leave_host(host)
             if host.failure is not None:
                 failure, host.failure = host.failure, None
@@ -230,7 +251,17 @@ class World(Scheduler):
             host.polls = False
         return True
 
+    def host_reads(self) -> None:
+        """The calling host has read device memory, perhaps to see whether it has changed."""
+        assert self.host is not None
+        self.host.reads += 1
+        if self.host.reads > _READS:
+            reads = self.host.reads
+            self.step()
+            self.host.reads = reads
+
     def _leave_host(self, host: Host) -> None:
+        host.reads = 0
         assert self._hub is not None
         self._hub.switch()
 
@@ -249,10 +280,12 @@ class World(Scheduler):
         state: ProgramState = program.state
         program.idle = idle
         if not idle:
-            self._patience = 0
+            self._progress()
             self._unwatch(program)
         elif addresses is not None and addresses.size <= _MOST_POLLED:
             self._poll(program, state, addresses.reshape(-1).tolist())
+        elif addresses is not None:
+            self._poll_tile(program, state, (int(addresses.min()), int(addresses.max())))
         assert self._hub is not None
         self._hub.switch()
 
@@ -272,8 +305,20 @@ class World(Scheduler):
             state.polled.add(address)
             self._watched.setdefault(address >> _PAGE_BITS, {}).setdefault(address, set()).add(program)
 
+    def _poll_tile(self, program: Program, state: ProgramState, tile: tuple[int, int]) -> None:
+        state.parked = tile in state.tiles
+        state.tiles.add(tile)
+        self._watching_tiles.add(program)
+
+    def _progress(self) -> None:
+        self._changes += 1
+        self._patience = self._questions = 0
+
     def _unwatch(self, program: Program) -> None:
         state: ProgramState = program.state
+        if state.tiles:
+            state.tiles.clear()
+            self._watching_tiles.discard(program)
         for address in state.polled:
             page = self._watched.get(address >> _PAGE_BITS)
             if page and address in page:
@@ -287,6 +332,10 @@ class World(Scheduler):
 
     def changed(self, low: int, high: int) -> None:
         """Memory between two addresses has changed: whoever polls there gets a turn."""
+        self._changes += 1
+        for program in list(self._watching_tiles):
+            if any(first <= high and low - 16 < last for first, last in program.state.tiles):
+                self._unwatch(program)
         first, last = low >> _PAGE_BITS, high >> _PAGE_BITS
         for number in [n for n in self._watched if first <= n <= last]:
             page = self._watched.get(number, {})
@@ -296,6 +345,7 @@ class World(Scheduler):
 
     def wake_all(self) -> None:
         """Memory has changed somewhere."""
+        self._changes += 1
         for launch in self.active:
             for program in launch.live:
                 self._unwatch(program)
@@ -313,7 +363,7 @@ class World(Scheduler):
             launch.body = self._in_order(launch.body)
         launch.waiting = None
         self.active.append(launch)
-        self._patience = 0
+        self._progress()
         if not state.waiting:
             self._end(launch)
 
@@ -344,7 +394,7 @@ class World(Scheduler):
                 program.state = ProgramState(state.rank, self._random.choice(_PACES))
                 launch.live.append(program)
                 self._resident[state.rank] += 1
-                self._patience = 0
+                self._progress()
                 if self.observer is not None:
                     self.observer.program_started(program)
 
@@ -363,6 +413,11 @@ class World(Scheduler):
             if not self._finished_all():
                 self._nothing_runs()
             return
+        if self.interpreted and all(isinstance(e, Host) and e.polls for e in ready):
+            self._questions += 1
+            if self._questions > _QUESTIONS:
+                self._nothing_runs()
+                return
         if self.clock is None:
             self._random.shuffle(ready)
             chosen = [e for e in ready if self._random.random() < (e.pace if isinstance(e, Host) else e.state.pace)]
@@ -390,7 +445,8 @@ class World(Scheduler):
         return hosts + [p for t, _, p in timed if t <= self._until]
 
     def _resume_host(self, host: Host) -> None:
-        self._patience = 0
+        if not host.polls:
+            self._progress()
         self._moved_at = time.monotonic()
         self._hub = getcurrent()
         self._as_rank(host, host.coroutine.switch)
@@ -423,7 +479,7 @@ class World(Scheduler):
         program.state.retired = True
         self._unwatch(program)
         self._resident[program.state.rank] -= 1
-        self._patience = 0
+        self._progress()
 
     def _end(self, launch: Launch) -> None:
         self.active.remove(launch)
@@ -432,9 +488,10 @@ class World(Scheduler):
 
     def _nothing_runs(self) -> None:
         parked = [p for launch in self.active for p in launch.live]
-        if parked and self._patience < _PATIENCE:
+        moving = [program for program in parked if self._moves(program)]
+        if moving and self._patience < max(_PATIENCE, _PATIENCE_OF_ALL // len(moving)):
             self._patience += 1
-            for program in parked:
+            for program in moving:
                 program.state.parked = False
             return
         if not self.interpreted and time.monotonic() - self._moved_at < self.timeout_s:
@@ -443,7 +500,17 @@ class World(Scheduler):
         error = self.stuck()
         if error is not None:
             raise error
-        self._patience = 0  # `stuck` has let a host go on
+        self._progress()  # `stuck` has let a host go on
+
+    def _moves(self, program: Program) -> bool:
+        """Whether a program that was set aside is where it has hardly been since memory has last changed."""
+        state: ProgramState = program.state
+        if state.turns_since != self._changes:
+            state.turns.clear()
+            state.turns_since = self._changes
+        turn = self.turn(program)
+        state.turns[turn] += 1
+        return state.turns[turn] <= _SAME_TURNS
 
     def fail_host(self, host: Host, error: IrisError) -> None:
         """Raise an error in a waiting host."""

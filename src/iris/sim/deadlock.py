@@ -85,7 +85,8 @@ def _frame(program: Program) -> tuple[Any, int | None]:
 
 def _flag(program: Program, watcher: Watcher) -> tuple[MemoryRegion | None, int]:
     """What the program polls, leaving out the library's own words unless there is nothing else."""
-    found = [(watcher.memory.find(a), a) for a in sorted(program.state.polled)]
+    polled = program.state.polled | {first for first, _ in program.state.tiles}
+    found = [(watcher.memory.find(a), a) for a in sorted(polled)]
     known = [(region, address) for region, address in found if region is not None]
     known.sort(key=lambda item: item[0].internal)
     return known[0] if known else (None, 0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,22 +33,28 @@ _OVERWRITE = frozenset(
         "log_normal_",
         "geometric_",
         "cauchy_",
-        "set_",
         "eye_",
     }
 )
-# They write elements that their other arguments choose.
-_PARTIAL = frozenset(
-    {
-        "index_put_",
-        "_index_put_impl_",
-        "scatter_",
-        "scatter_add_",
-        "masked_scatter_",
-        "index_copy_",
-        "index_fill_",
-    }
-)
+# They read those elements of their first argument that the others choose.
+_READ_CHOSEN = frozenset({"index", "index_select", "gather", "take", "masked_select", "embedding"})
+# They write those elements of their first argument that the others choose: how to mark these in a tensor of its shape.
+_WRITE_CHOSEN: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("index_put_", "_index_put_impl_"), lambda mark, where, *_: mark.index_put_(where, _TRUE)),
+    **dict.fromkeys(
+        ("scatter_", "scatter_add_", "scatter_reduce_"), lambda mark, dim, where, *_: mark.scatter_(dim, where, True)
+    ),
+    **dict.fromkeys(
+        ("index_copy_", "index_fill_", "index_add_", "index_reduce_"),
+        lambda mark, dim, where, *_: mark.index_fill_(dim, where, True),
+    ),
+    **dict.fromkeys(("masked_fill_", "masked_scatter_"), lambda mark, where, *_: mark.masked_fill_(where, True)),
+    "put_": lambda mark, where, *_: mark.put_(where, torch.ones_like(where, dtype=torch.bool)),
+}
+_TRUE = torch.tensor(True, device="cpu")
+# Of these, the ones that read what they write; others do when they are told to accumulate or reduce.
+_ACCUMULATE = frozenset({"scatter_add_", "scatter_reduce_", "index_add_", "index_reduce_"})
+_ACCUMULATE_IF = {"index_put_": 3, "_index_put_impl_": 3, "put_": 3}  # argument that says so
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 # They hand a value to the host, which on a GPU waits for the stream.
 _HOST_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero"})
@@ -69,6 +77,42 @@ _HOST_FUNCTIONS = frozenset(
 # Those that no PyTorch operation shows, and those after which NumPy has the memory too.
 _UNSEEN = frozenset({"tolist", "numpy", "__array__", "__repr__", "__format__", "__reduce_ex__"})
 _EXPOSES = frozenset({"numpy", "__array__"})
+# Functions that only look at what a tensor is, or make one, and do not wait for what makes its values.
+_NO_VALUES = frozenset(
+    {
+        "__get__",
+        "__len__",
+        "__hash__",
+        "as_strided",
+        "data_ptr",
+        "detach",
+        "dim",
+        "element_size",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "expand",
+        "flatten",
+        "get_device",
+        "is_contiguous",
+        "is_floating_point",
+        "narrow",
+        "new_empty",
+        "numel",
+        "permute",
+        "size",
+        "split",
+        "squeeze",
+        "storage_offset",
+        "stride",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "untyped_storage",
+        "view",
+    }
+)
 
 
 @cache
@@ -77,11 +121,13 @@ def _roles(func: Any) -> tuple[str, bool, tuple[tuple[str, bool, bool], ...]]:
     schema = func._schema
     name = schema.name.partition("::")[2]
     views = any(a.alias_info is not None and not a.alias_info.is_write for a in schema.arguments)
+    views |= torch.Tag.inplace_view in func.tags and name != "resize_"
+    overwrites = name.removeprefix("_foreach_") in _OVERWRITE
     roles = []
     for argument in schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
         is_out = written and argument.kwarg_only
-        read = not written or (not is_out and name.endswith("_") and name not in _OVERWRITE and name not in _PARTIAL)
+        read = not written or (not is_out and name.endswith("_") and not overwrites)
         roles.append((argument.name, read, written))
     return name, views, tuple(roles)
 
@@ -141,7 +187,10 @@ class HostOperations(TorchDispatchMode):
                     continue
                 if actor is None:
                     actor = watcher.stream_actor(watcher.world.rank())
-                self._access(actor, region, tensor, name, read, written)
+                chosen = _chosen(name, tensor, args, kwargs) if position == 0 and watcher.tracking else None
+                if written and chosen is not None:
+                    read = _accumulates(name, args, kwargs)
+                self._access(actor, region, tensor, name, read, written, chosen)
         if name in _HOST_READS and actor is not None:
             watcher.host_awaited(streams.current_stream())
 
@@ -163,23 +212,25 @@ class HostOperations(TorchDispatchMode):
         region = self._watcher.memory.find(tensor.data_ptr())
         return None if region is None or region.internal else region
 
-    def _access(self, actor: Actor, region: MemoryRegion, tensor: Any, name: str, read: bool, written: bool) -> None:
+    def _access(
+        self,
+        actor: Actor,
+        region: MemoryRegion,
+        tensor: Any,
+        name: str,
+        read: bool,
+        written: bool,
+        chosen: np.ndarray | None = None,
+    ) -> None:
+        """An access to all elements of a tensor, or to those at the byte offsets ``chosen``."""
         watcher = self._watcher
-        if not watcher.tracking:
-            if written:
-                watcher.world.wake_all()
-            return
-        doing = (*place(), f"Tensor.{name}" if name in _UNSEEN else f"aten.{name}")
-        entries = region.select_strided(
-            tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride())
-        )
-        if name in _PARTIAL and written:
-            # Which elements is not known here: none is checked, and all count as written.
-            assert region.writes is not None
-            chosen = region.writes[entries]
-            chosen[chosen == 0] = watcher.clocks.number(actor, *doing)
-            region.writes[entries] = chosen
-        else:
+        if watcher.tracking:
+            doing = (*place(), f"Tensor.{name}" if name in _UNSEEN else f"aten.{name}")
+            start, itemsize = tensor.data_ptr(), tensor.element_size()
+            if chosen is None:
+                entries = region.select_strided(start, itemsize, tuple(tensor.shape), tuple(tensor.stride()))
+            else:
+                entries = region.select((chosen + start).astype(np.uint64), itemsize)
             if read:
                 watcher.checker.plain(actor, region, entries, False, doing)
             if written:
@@ -188,8 +239,38 @@ class HostOperations(TorchDispatchMode):
             watcher.world.wake_all()
 
 
+def _chosen(name: str, tensor: Any, args: tuple, kwargs: dict) -> np.ndarray | None:
+    """Byte offsets of the elements that an operation accesses in its first argument; None for all of them."""
+    if tensor.dim() == 0 or len(args) < 2:
+        return None
+    strides = [stride * tensor.element_size() for stride in tensor.stride()]
+    if name in _WRITE_CHOSEN:
+        mark = torch.zeros(tensor.shape, dtype=torch.bool, device="cpu")
+        _WRITE_CHOSEN[name](mark, *args[1:])
+        return mark.nonzero().numpy() @ np.array(strides, dtype=np.int64)
+    if name not in _READ_CHOSEN:
+        return None
+    offsets = np.zeros((), dtype=np.int64)
+    options = {key: value for key, value in kwargs.items() if key != "out"}
+    for axis, (extent, stride) in enumerate(zip(tensor.shape, strides, strict=True)):
+        positions = torch.arange(extent, device="cpu").view(-1, *(1,) * (tensor.dim() - axis - 1)).expand(tensor.shape)
+        offsets = offsets + getattr(torch.ops.aten, name)(positions, *args[1:], **options).numpy() * stride
+    return offsets.reshape(-1)
+
+
+def _accumulates(name: str, args: tuple, kwargs: dict) -> bool:
+    """Whether an operation that writes chosen elements reads them too."""
+    position = _ACCUMULATE_IF.get(name)
+    if position is not None:
+        return bool(args[position] if position < len(args) else kwargs.get("accumulate", False))
+    return name in _ACCUMULATE or "reduce" in kwargs
+
+
 class HostWaits(TorchFunctionMode):
-    """Functions that give a tensor's values to the host wait for the current stream on a GPU, so they order here."""
+    """Functions that give a tensor's values to the host wait for the current stream on a GPU, so they order here.
+
+    Others wait too while that stream holds launches, but order nothing: on a GPU they would be launches behind these.
+    """
 
     def __init__(self, watcher: Watcher, operations: HostOperations):
         super().__init__()
@@ -198,10 +279,18 @@ class HostWaits(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        reads = name in _HOST_FUNCTIONS and self._watcher.world.host is not None
+        world = self._watcher.world
+        if world.host is None or world.current is not None:
+            return func(*args, **(kwargs or {}))
+        stream = streams.current_stream()
+        if stream.pending() and name not in _NO_VALUES:
+            # An operation runs at once here, so what stands before it on its stream must have ended.
+            world.run_until(stream.marker(), "its stream")
+        reads = name in _HOST_FUNCTIONS
         if reads and name in _UNSEEN and args:
             self._operations.read_by_host(name, args[0])
         result = func(*args, **(kwargs or {}))
         if reads:
-            self._watcher.host_awaited(streams.current_stream())
+            self._watcher.host_awaited(stream)
+            world.host_reads()
         return result

@@ -15,6 +15,7 @@ from iris.runtime.context import iris
 from iris.runtime.local_group import LocalDistributed
 from iris.runtime.settle import settled
 from iris.runtime.world import Host, World
+from iris.sim._turns import turn
 from iris.sim.deadlock import deadlock
 from iris.sim.rank_state import Environment, FunctionModes, GradMode, Precision, RandomState
 from iris.sim.timing import Timing
@@ -211,6 +212,7 @@ def _interpret(
     from iris.runtime.interpreter import leave_language
     from iris.sim.host_code import HostOperations, HostWaits
 
+    world.turn = turn
     world.stuck = lambda: _stuck(world, watcher, all_outcomes)
     world.switches.append(RandomState(world.size))
     for name, hook in (("clock_ns", watcher.ticks), ("place", watcher.unit)):
@@ -238,8 +240,11 @@ def _stuck(world: World, watcher: Watcher, all_outcomes: bool) -> SimulationErro
 def _checks(check: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(check, str):
         check = [name.strip() for name in check.split(",") if name.strip()]
-    if not isinstance(check, Sequence) or any(name not in CHECKS for name in check):
+    if not isinstance(check, Sequence):
         raise ArgumentError(f"check must be names out of {', '.join(CHECKS)}, got {check!r}")
+    unknown = [str(name) for name in check if name not in CHECKS]
+    if unknown:
+        raise ArgumentError(f"check: {', '.join(unknown)} is not known; possible: {', '.join(CHECKS)}")
     return tuple(check)
 
 

@@ -76,7 +76,7 @@ class Watcher(Observer):
         self._hosts = [self.clocks.nothing() for _ in range(world.size)]
         self._actors: weakref.WeakKeyDictionary[Any, Actor] = weakref.WeakKeyDictionary()
         self._slots: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
-        self._launches: Counter[tuple[int, str]] = Counter()
+        self._launched: Counter[tuple[int, str]] = Counter()
         self._warned: set[tuple[str, int]] = set()
         # Blocks by address, and their bytes, that peers have allocated but not yet the rank whose memory it is: peers
         # may store there already. And how often a rank has yet to give back what peers have given back.
@@ -147,8 +147,8 @@ class Watcher(Observer):
     def launch_issued(self, launch: Launch, stream: Any) -> None:
         rank = self.world.rank()
         launch.state = LaunchState(rank, stream=stream, issued=self._hosts[rank])
-        self._launches[rank, launch.name] += 1
-        launch.nth = self._launches[rank, launch.name]
+        self._launched[rank, launch.name] += 1
+        launch.nth = self._launched[rank, launch.name]
         self._name_arguments(launch, rank)
 
     def launch_started(self, launch: Launch, stream: Any) -> None:
@@ -347,11 +347,14 @@ class Watcher(Observer):
             self._hosts[rank] = _larger(self._hosts[rank], together)
 
     def ticks(self) -> int:
-        """The clock of the running program in nanoseconds, for kernels that read one; it goes on with every reading."""
+        """The clock of the running program in nanoseconds, for kernels that read one.
+
+        It goes on with the program's accesses, and in a loop without accesses, which may wait for it.
+        """
         program = self.world.current
         if program is None:
             return 0
-        program.state.accesses += 1
+        program.state.accesses += program.turns > 0
         return 1000 * program.state.accesses
 
     def unit(self) -> tuple[int, int]:

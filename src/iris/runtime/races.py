@@ -373,10 +373,15 @@ def _missing(first: Access, second: Access, first_level: int, second_level: int)
             )
         return "they are on different streams of the rank: let one stream wait for an event of the other"
     if across:
+        before, after, when = first, second, ("", "")
+        if first.kernel == second.kernel and first.nth != second.nth:
+            # Between calls, the earlier one has to be done before the later one may touch the memory again.
+            before, after = sorted((first, second), key=lambda access: access.nth)
+            when = (f" in launch {before.nth}", f" in launch {after.nth}")
         return (
-            f"rank {first.rank} must release at scope 'sys' (iris.signal.notify) after its access, and rank "
-            f"{second.rank} acquire the same flag (iris.signal.wait) before its own; relaxed atomics, 'gpu' scope and "
-            "volatile loads do not order ranks. Or the other way round, if the second access has to come first"
+            f"rank {before.rank} must release at scope 'sys' (iris.signal.notify) after its access{when[0]}, and rank "
+            f"{after.rank} acquire the same flag (iris.signal.wait) before its own{when[1]}; relaxed atomics, 'gpu' "
+            "scope and volatile loads do not order ranks"
         )
     if first.launch == second.launch:
         return (

@@ -258,7 +258,8 @@ def _wrap_memory() -> None:
 
     def create_atomic_poll(self, ptr, expected, timeout_ns, sem, scope):
         start = time.perf_counter_ns()
-        limit = None if timeout_ns is None else timeout_ns.data.item()
+        # Without a time limit Triton 3.9 gives an empty handle of the compiler.
+        limit = timeout_ns.data.item() if isinstance(timeout_ns, _Handle) else None
         everywhere = _Handle(np.ones_like(ptr.data, dtype=bool), tl.int1)
         while True:
             seen = self.create_atomic_load(ptr, everywhere, sem, scope)

@@ -30,7 +30,7 @@ from iris.runtime.streams import Streams
 
 # Turns that programs which count their polls get once nothing moves: at least so many, and so many of all programs.
 _PATIENCE = 256
-_PATIENCE_OF_ALL = 20_000
+_PATIENCE_OF_ALL = 8_000
 # How often a program must be at one place to go round: what it last read of memory shows at the second time.
 _SAME_TURNS = 2
 # How often hosts may ask in vain whether something has happened while nothing else moves.

@@ -6,15 +6,14 @@ kernel that another rank has yet to launch. That covers the waits of contexts, `
 (:data:`_HOST_FUNCTIONS`). A PyTorch operation that waits for the GPU out of sight of Python still blocks every rank.
 
 CUDA loads a kernel when it is launched for the first time, and loads nothing while another kernel runs (seen on an
-H200, also with CUDA_MODULE_LOADING=EAGER, which does spare PyTorch's own kernels). So a rank that calls a kernel with
-new arguments waits until the GPU is idle, or until only the ranks that load can end what runs there; and it launches
-when the others have loaded theirs or wait for something, so that no kernel spins while its peer's is still to load.
+H200, also with CUDA_MODULE_LOADING=EAGER, which does spare PyTorch's own kernels): :mod:`iris.sim.first_launches` keeps
+the ranks in an order in which that does no harm.
 """
 
 from __future__ import annotations
 
+import gc
 import os
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,13 +27,13 @@ from iris.errors import ArgumentError, DeadlockError, RankLost, RuntimeConflict
 from iris.runtime.reports import DeadlockReport
 from iris.runtime.world import World
 from iris.sim import pacing
+from iris.sim.first_launches import FirstLaunches
 from iris.sim.rank_state import CudaStreams, RandomState
 
 # Streams beyond the number of hardware queues run one after another, and a kernel that waits would hold up its peer.
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _WANTED_QUEUES = 32
 _DEFAULT_QUEUES = 8
-_QUIET_S = 0.05
 
 _HOST_FUNCTIONS = frozenset(
     {"cpu", "tolist", "numpy", "item", "to", "copy_", "equal", "allclose", "nonzero", "is_nonzero", "unique"}
@@ -128,6 +127,7 @@ def share_gpu(
     world.gpu = gpu
     world.switches += [RandomState(world.size, cuda=True), gpu.current]
     world.stuck = lambda: _stuck(world, all_outcomes)
+    stack.callback(_give_back)
     stack.callback(pacing.set_paced, link.LINK_PACED.value)
     pacing.set_paced(link_gbps is not None)
     _replace(stack, torch.cuda, "synchronize", gpu.synchronize)
@@ -151,6 +151,13 @@ def _provide_queues(ranks: int) -> None:
         )
 
 
+def _give_back() -> None:
+    """Free what PyTorch keeps of the run's memory: it keeps it by stream, and the next run has other streams."""
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def _load_cublas() -> None:
     """Have cuBLAS load its kernels, which it does at its first product, while nothing runs on the GPU."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -169,19 +176,7 @@ def _hold_first_launches(stack: ExitStack, world: World, gpu: Gpu) -> None:
 
     launch = JITFunction.run
     known: list[set[Any]] = [set() for _ in range(world.size)]
-    loading: set[int] = set()
-    busy_since = [0.0]
-
-    def others_wait() -> bool:
-        return all(h.rank in loading or h.done or not h.ready() for h in world.hosts)
-
-    def may_load() -> bool:
-        """The GPU is idle, or nobody but the ranks that load can make the kernels on it end."""
-        if gpu.idle():
-            return True
-        if not others_wait():
-            busy_since[0] = time.monotonic()
-        return time.monotonic() - busy_since[0] > _QUIET_S
+    first = FirstLaunches(world, gpu.idle)
 
     def load_and_launch(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         rank = world.host.rank if world.host is not None else None
@@ -191,15 +186,7 @@ def _hold_first_launches(stack: ExitStack, world: World, gpu: Gpu) -> None:
         key = (function, tuple(map(_value, args)), tuple((name, _value(v)) for name, v in kwargs.items()))
         if key not in known[rank] and not torch.cuda.is_current_stream_capturing():
             kernel = launch(function, *args, grid=grid, warmup=True, **kwargs)
-            busy_since[0] = time.monotonic()
-            loading.add(rank)
-            try:
-                world.run_until(may_load, "the GPU to be idle, to load a kernel")
-                if kernel is not None:
-                    kernel._init_handles()
-                world.run_until(others_wait, "the other ranks to load their kernels")
-            finally:
-                loading.discard(rank)
+            first.load(lambda: kernel._init_handles() if kernel is not None else None)
             known[rank].add(key)
         return launch(function, *args, grid=grid, warmup=False, **kwargs)
 

@@ -5,8 +5,8 @@ peer has loaded what it will launch, or the peer's load waits for the kernel and
 
 - A rank that has to load waits until the GPU is idle. When it stays busy although no other rank can do anything, what
   runs there waits for the ranks that load, so they go on all the same.
-- A rank that has loaded launches when every other rank has loaded too or waits for something. While another still has to
-  load, it lets that one go first; but when the GPU stays busy, what runs there may wait for this very launch.
+- A rank that has loaded launches when every other rank has loaded too or waits for something. While another still has
+  to load, it lets that one go first; but when the GPU stays busy, what runs there may wait for this very launch.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iris.errors import OutOfBoundsError, RaceError, SimulationError, UninitializedReadError
+from iris.errors import MissingBarrierWarning, OutOfBoundsError, RaceError, SimulationError, UninitializedReadError
 from iris.runtime.scheduler import Launch, Program
 from iris.runtime.streams import Stream
 from iris.runtime.world import ProgramState, World
@@ -48,6 +49,10 @@ class Checked:
         self._run(at)
         where = np.array(addresses, dtype=np.uint64)
         self.watcher.atomic(name, where, mask, itemsize, sem, scope, np.broadcast_to(np.array(changed), where.shape))
+
+    def barrier(self, at):
+        self._run(at)
+        self.watcher.barrier()
 
     def relaunch(self, at):
         """End the program of a stream; the next one starts behind it."""
@@ -475,6 +480,36 @@ def test_accesses_of_different_sizes_that_overlap(checked, first, second):
 def test_accesses_of_different_sizes_side_by_side(checked, first, second):
     checked.store(0, *first)
     checked.store(1, *second)
+
+
+TILE = [DATA, DATA + 4]
+
+
+def warnings_of(checked, *steps):
+    """How often the checker misses a barrier when program 0 stores a tile, does the steps, and program 1 reads it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checked.store(0, TILE)
+        for step in steps:
+            step()
+        checked.atomic(1, [FLAG], sem="acquire", scope="gpu", changed=False)
+        checked.load(1, TILE)
+    checked.event(1, 0)
+    assert all(w.category is MissingBarrierWarning for w in caught)
+    return len(caught)
+
+
+def test_a_release_of_stores_that_no_barrier_covers(checked):
+    def release(**how):
+        return lambda: checked.atomic(0, [FLAG], sem="release", scope="gpu", **how)
+
+    def barrier():
+        checked.barrier(0)
+
+    assert warnings_of(checked, barrier, release()) == 0
+    assert warnings_of(checked, release(), barrier, release()) == 0
+    assert warnings_of(checked, release(name="cas", changed=False), barrier, release()) == 0
+    assert warnings_of(checked, release(), barrier) == 1
 
 
 def test_a_report_names_the_elements_that_both_accessed(checked):

@@ -11,7 +11,7 @@ A test is written once:
 Tests of kernels (:data:`KERNELS`) run in the simulator under all checks, in an order that differs from test to test,
 and those of 2 ranks also as processes; the others run as processes. ``--runtime`` runs all in one way. With
 ``-m gpu --runtime gpu`` or ``loopback`` ranks run on GPUs: every test that uses ``ranks`` then has the marker ``gpu``.
-``@pytest.mark.parametrize("world", ...)`` on a test replaces the worlds, ``@pytest.mark.processes(why)`` keeps it out of
+``@pytest.mark.parametrize("world", ...)`` on a test replaces the worlds, ``@pytest.mark.processes(why)`` keeps it from
 the runtimes whose ranks are coroutines.
 """
 

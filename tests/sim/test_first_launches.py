@@ -73,7 +73,7 @@ def test_work_that_ends_by_itself_is_waited_for(size, seed):
     world, gpu, first = world_of(size, seed)
 
     def body():
-        gpu.ends_by_itself[f"fill {world.rank()}"] = 20 * (world.rank() + 1)
+        gpu.ends_by_itself[f"fill {world.rank()}"] = 5 * (world.rank() + 1)
         first.load(lambda: gpu.load("a"))
         gpu.launch("a")
         world.run_until(lambda: gpu.finished("a"), "the kernel")

@@ -81,6 +81,15 @@ class Actor:
         return message
 
 
+def joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """What is known by whoever knows both; a new array."""
+    if len(one) < len(other):
+        one, other = other, one
+    result = one.copy()
+    np.maximum(result[: len(other)], other, out=result[: len(other)])
+    return result
+
+
 def _padded(array: np.ndarray, length: int) -> np.ndarray:
     if len(array) >= length:
         return array

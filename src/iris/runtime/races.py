@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from iris.errors import OutOfBoundsError, RaceError, UninitializedReadError
-from iris.runtime.clocks import CTA, GPU, LEVELS, PLAIN, SYS, Actor, Clocks, Doing
+from iris.runtime.clocks import CTA, GPU, LEVELS, PLAIN, SYS, Actor, Clocks, Doing, joined
 from iris.runtime.memory_map import MemoryMap, MemoryRegion
 from iris.runtime.reports import Access, BoundsReport, RaceReport, UninitializedReport
 
@@ -277,8 +277,9 @@ class RaceChecker:
             return _Message(mine if level == SYS else None, {rank: mine})
         everyone = before.everyone
         if level == SYS:
-            everyone = _joined(everyone, mine)
-        return _Message(everyone, {**before.within, rank: _joined(before.within.get(rank), mine)})
+            everyone = mine if everyone is None else joined(everyone, mine)
+        within = before.within.get(rank)
+        return _Message(everyone, {**before.within, rank: mine if within is None else joined(within, mine)})
 
     def _new_message(self, message: _Message) -> int:
         self._messages.append(message)
@@ -329,16 +330,6 @@ class RaceChecker:
         index = (address + shift - region.start) // region.itemsize
         access = self.access_of(Doing(actor.who, *doing), region, address, f"{region.label}[{index}]")
         raise_report(OutOfBoundsError, BoundsReport(access, where, beyond))
-
-
-def _joined(one: np.ndarray | None, other: np.ndarray) -> np.ndarray:
-    if one is None:
-        return other
-    if len(one) < len(other):
-        one, other = other, one
-    result = one.copy()
-    np.maximum(result[: len(other)], other, out=result[: len(other)])
-    return result
 
 
 def raise_report(kind, report) -> None:

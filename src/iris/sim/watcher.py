@@ -13,7 +13,7 @@ import torch
 
 from iris.errors import MissingBarrierWarning
 from iris.runtime import streams
-from iris.runtime.clocks import Actor, Clocks
+from iris.runtime.clocks import Actor, Clocks, joined
 from iris.runtime.memory_map import MemoryMap, MemoryRegion
 from iris.runtime.observer import Observer
 from iris.runtime.races import RaceChecker
@@ -319,13 +319,13 @@ class Watcher(Observer):
         else:
             known = getattr(what, "known", None)
         if known is not None:
-            self._hosts[rank] = _larger(self._hosts[rank], known)
+            self._hosts[rank] = joined(self._hosts[rank], known)
 
     def hosts_met(self, ranks: Sequence[int], what: str) -> None:
         """Hosts have exchanged something: what each does next is ordered after what all had waited for."""
         together = self._hosts[ranks[0]]
         for rank in ranks[1:]:
-            together = _larger(together, self._hosts[rank])
+            together = joined(together, self._hosts[rank])
         for rank in ranks:
             self._hosts[rank] = together
 
@@ -341,10 +341,10 @@ class Watcher(Observer):
             actors.append(actor)
         together = self.clocks.nothing()
         for actor in actors:
-            together = _larger(together, actor.publish())
+            together = joined(together, actor.publish())
         for rank, actor in zip(ranks, actors, strict=True):
             actor.learn(together)
-            self._hosts[rank] = _larger(self._hosts[rank], together)
+            self._hosts[rank] = joined(self._hosts[rank], together)
 
     def ticks(self) -> int:
         """The clock of the running program in nanoseconds, for kernels that read one.
@@ -367,11 +367,3 @@ def active(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     if mask is None or mask.all():
         return values.reshape(-1)
     return values[np.broadcast_to(mask, values.shape)]
-
-
-def _larger(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    if len(one) < len(other):
-        one, other = other, one
-    result = one.copy()
-    np.maximum(result[: len(other)], other, out=result[: len(other)])
-    return result

@@ -512,6 +512,16 @@ def test_a_release_of_stores_that_no_barrier_covers(checked):
     assert warnings_of(checked, release(), barrier) == 1
 
 
+def test_a_barrier_covers_no_stores_behind_it(checked):
+    steps = (
+        lambda: checked.atomic(0, [FLAG], name="cas", sem="acq_rel", scope="gpu", changed=False),
+        lambda: checked.barrier(0),
+        lambda: checked.store(0, TILE),
+        lambda: checked.atomic(0, [FLAG], sem="release", scope="gpu"),
+    )
+    assert warnings_of(checked, *steps) == 1
+
+
 def test_a_report_names_the_elements_that_both_accessed(checked):
     checked.allocate(START + 4096, 64, itemsize=4, label="tile")
     checked.store(0, range(START + 4096, START + 4096 + 32, 4))

@@ -233,7 +233,6 @@ class World(Scheduler):
             if self._unwinding:
                 raise GreenletExit
             host.condition, host.waits_for = condition, what
-            self._changes += 1  # the host may have written unseen, through NumPy
             self._leave_host(host)
             if host.failure is not None:
                 failure, host.failure = host.failure, None

@@ -72,7 +72,7 @@ def pytest_generate_tests(metafunc):
     chosen = [name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark)]
     if "world" in metafunc.fixturenames and "world" not in chosen:
         metafunc.parametrize("world", metafunc.config.option.worlds, scope="session")
-    if "ranks" in metafunc.fixturenames:
+    if "ranks" in metafunc.fixturenames and "ranks" not in chosen:
         runtimes = [metafunc.config.option.runtime]
         if metafunc.config.option.mixed and metafunc.definition.nodeid.startswith(KERNELS):
             processes = metafunc.definition.get_closest_marker("processes")

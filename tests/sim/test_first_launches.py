@@ -53,7 +53,7 @@ def world_of(size, seed):
     return world, gpu, FirstLaunches(world, gpu.idle, gpu.now)
 
 
-@pytest.mark.parametrize(("size", "seed"), itertools.product((1, 2, 3, 5, 8), range(20)))
+@pytest.mark.parametrize(("size", "seed"), [*itertools.product((1, 2, 3, 5, 8), range(20))])
 def test_several_kernels_in_a_row_without_a_wait_between(size, seed):
     world, gpu, first = world_of(size, seed)
 
@@ -68,7 +68,7 @@ def test_several_kernels_in_a_row_without_a_wait_between(size, seed):
     assert len(gpu.loads) == 3 * size
 
 
-@pytest.mark.parametrize(("size", "seed"), itertools.product((2, 4), range(20)))
+@pytest.mark.parametrize(("size", "seed"), [*itertools.product((2, 4), range(20))])
 def test_work_that_ends_by_itself_is_waited_for(size, seed):
     world, gpu, first = world_of(size, seed)
 

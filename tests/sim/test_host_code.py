@@ -639,7 +639,7 @@ def test_elements_of_any_size(dtype):
 @triton.jit
 def count_kernel(x, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    tl.atomic_add(x + at, tl.full((BLOCK,), 1, x.dtype.element_ty), mask=at < BLOCK - 1)
+    tl.atomic_add(x + at, tl.full((BLOCK,), 1, tl.int32).to(x.dtype.element_ty), mask=at < BLOCK - 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64], ids=str)

@@ -188,6 +188,11 @@ def _itemsize(ptr) -> int:
     return max(1, ptr.dtype.scalar.element_ty.primitive_bitwidth // 8)
 
 
+def _mask(mask) -> np.ndarray:
+    # The tensor descriptors of Triton 3.6 give an array where others give a handle.
+    return mask if isinstance(mask, np.ndarray) else mask.data
+
+
 def _wrap_memory() -> None:
     masked_load, masked_store = _Builder.create_masked_load, _Builder.create_masked_store
 
@@ -196,7 +201,7 @@ def _wrap_memory() -> None:
         volatile = kwargs["is_volatile"] if kwargs else args[-1]
         scheduler.touched()
         if scheduler.observer is not None:
-            scheduler.observer.load(ptrs.data, mask.data, _itemsize(ptrs), volatile)
+            scheduler.observer.load(ptrs.data, _mask(mask), _itemsize(ptrs), volatile)
         loaded = masked_load(self, ptrs, mask, other, *args, **kwargs)
         if volatile:
             scheduler.pause(idle=True, addresses=ptrs.data)
@@ -210,7 +215,7 @@ def _wrap_memory() -> None:
         scheduler = scheduling.current()
         scheduler.touched()
         if scheduler.observer is not None:
-            scheduler.observer.store(ptrs.data, mask.data, _itemsize(ptrs))
+            scheduler.observer.store(ptrs.data, _mask(mask), _itemsize(ptrs))
         return masked_store(self, ptrs, value, mask, *args)
 
     def create_store(self, ptr, val, *args):

@@ -138,7 +138,9 @@ def test_reports_of_the_page_on_the_simulator(tmp_path):
 
     path.write_text(program)
     (tmp_path / "test_exchange.py").write_text(blocks(page, "py")[0])
-    result = simulated("-m", "pytest", "-q", "-p", "_iris_pytest", "test_exchange.py", folder=tmp_path)
+    result = simulated(
+        "-m", "pytest", "-q", "-p", "no:iris-sim", "-p", "_iris_pytest", "test_exchange.py", folder=tmp_path
+    )
     assert "60 passed" in result.stdout, result.stdout
 
 

@@ -73,11 +73,9 @@ def pytest_generate_tests(metafunc):
     if "world" in metafunc.fixturenames and "world" not in chosen:
         metafunc.parametrize("world", metafunc.config.option.worlds, scope="session")
     if "ranks" in metafunc.fixturenames and "ranks" not in chosen:
-        runtimes = [metafunc.config.option.runtime]
-        if metafunc.config.option.mixed and metafunc.definition.nodeid.startswith(KERNELS):
-            processes = metafunc.definition.get_closest_marker("processes")
-            runtimes = ["cpu"] if processes else ["sim", "cpu"]
-        metafunc.parametrize("ranks", runtimes, indirect=True)
+        of_kernels = metafunc.config.option.mixed and metafunc.definition.nodeid.startswith(KERNELS)
+        if of_kernels and not metafunc.definition.get_closest_marker("processes"):
+            metafunc.parametrize("ranks", ["sim", "cpu"], indirect=True)
 
 
 def _names(mark):
@@ -173,10 +171,11 @@ def _pools():
 @pytest.fixture
 def ranks(request, _pools):
     """``ranks(world_size)`` gives that many ranks, with the interface of ``iris.testing.RankPool``."""
-    if request.param in _pools:
-        return _pools[request.param]
+    runtime = getattr(request, "param", request.config.option.runtime)
+    if runtime in _pools:
+        return _pools[runtime]
     from simulated_ranks import SimulatedRanks
 
     # Any order must do; which one is tried is the test's own, so that a failure repeats.
     seed = zlib.crc32(request.node.nodeid.encode()) % 1000
-    return lambda world_size: SimulatedRanks(world_size, request.param, seed)
+    return lambda world_size: SimulatedRanks(world_size, runtime, seed)

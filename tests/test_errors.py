@@ -8,7 +8,9 @@ import pytest
 from iris import errors
 from iris.errors import IrisError, RankLost, WaitRecord, WaitTimeout
 
-CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, Exception)]
+CLASSES = [
+    c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, Exception) and not issubclass(c, Warning)
+]
 BUILTINS = {
     "ArgumentError": ValueError,
     "NotSymmetricError": ValueError,
@@ -23,6 +25,12 @@ BUILTINS = {
     "UnsupportedError": NotImplementedError,
     "RankLost": RuntimeError,
     "WaitTimeout": TimeoutError,
+    "SimulationError": AssertionError,
+    "DeadlockError": AssertionError,
+    "RaceError": AssertionError,
+    "OutOfBoundsError": IndexError,
+    "UninitializedReadError": AssertionError,
+    "StepLimitError": AssertionError,
 }
 RECORD = WaitRecord(1, "all_gather_matmul/pull", "tensor flags, element 32", 5, 4, 2, 17)
 

@@ -19,10 +19,12 @@ import triton.language as tl
 
 import iris
 from iris import _target
+from iris.device.link import carry_kernel
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops.arguments import Problem
 from iris.ops.choice import fitted, precision
 from iris.runtime.compile import compile_kernel
+from iris.sim import pacing
 from iris.x.barrier import device_barrier_kernel
 
 WORLD, N, K = 8, 4096, 8192
@@ -237,6 +239,14 @@ def api(target):
     yield "device_barrier", device_barrier_kernel, lists, {"num_warps": 1}
 
 
+def paced():
+    """Kernels with an imitated link compiled in."""
+    remote = {"n": "i32", "rank": "i32", "peer": "i32", "bases": "*i64", "BLOCK": 512}
+    arguments = {"source": "*fp16", "target": "*fp16", "LOAD": None, "STORE": None} | remote
+    yield "paced memory", memory_kernel, arguments, {"num_warps": 4}
+    yield "paced copy", carry_kernel, {"word": "*i64", "nanoseconds": "i32"}, {"num_warps": 4}
+
+
 def pull(
     target, a_dtype, b_dtype, rows, gather_dim, transpose, bias, out_dtype, *, world=WORLD, ragged=False, tf32=False
 ):
@@ -350,7 +360,10 @@ def main(arch, selection):
     target = _target.by_arch(arch)
     wanted = [*api(target), *pull_cover(target)] if selection == "cover" else list(pull_product(target))
     records = {}
+    if selection == "cover":
+        wanted += paced()
     for name, kernel, arguments, options in wanted:
+        pacing.set_paced(name.startswith("paced"))
         record = records[name] = {"error": "", "pull": kernel is pull_kernel}
         try:
             compiled = compile_kernel(kernel, target, arguments, **options)

@@ -30,6 +30,7 @@ from triton.runtime.errors import InterpreterError
 from iris.errors import ArgumentError, IrisError, MissingBarrierWarning
 from iris.runtime import scheduler as scheduling
 from iris.runtime.scheduler import Launch, Program, Scheduler
+from iris.runtime.source import is_library
 from iris.runtime.streams import submit
 
 _LOW_PRECISION = {
@@ -393,12 +394,12 @@ def _execute(executor, *args, **kwargs) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """File and line of the innermost frame outside the interpreter, NumPy and the device API."""
+    """File and line of the innermost frame that is not library code."""
     place, trace = "unknown line", error.__traceback__
     while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not any(part in name for part in ("/triton/", "/numpy/", "/iris/runtime/", "/iris/device/")):
-            place = f"{name}:{trace.tb_lineno}"
+        code = trace.tb_frame.f_code
+        if not is_library(code):
+            place = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place
 

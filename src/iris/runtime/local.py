@@ -91,13 +91,10 @@ class LocalRegion(Region):
         self.rank = world.rank()
         stride = -(-(nbytes + _GAP) // mmap.PAGESIZE) * mmap.PAGESIZE
         key = ("region", name)
-        made = key not in world.shared
-        if made:
+        if key not in world.shared:
             world.shared[key] = _reserve(stride * world.size, device)
         self._memory, start = world.shared[key]
         self.bases = [start + r * stride for r in range(world.size)]
-        if made and world.memory_watcher is not None:
-            world.memory_watcher.heap(self.bases, nbytes)
 
     def tensor(self, address: int, nbytes: int, owner: object) -> torch.Tensor:
         return tensor_from_ptr(address, nbytes, torch.uint8, self.device, owner=owner)

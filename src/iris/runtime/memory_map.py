@@ -144,7 +144,6 @@ class MemoryMap:
     """The live regions of a world, found by address."""
 
     def __init__(self) -> None:
-        self.heaps: list[tuple[list[int], int]] = []  # where each rank's part of a heap begins, and its bytes
         self._starts: list[int] = []
         self._regions: dict[int, MemoryRegion] = {}
         self._last: MemoryRegion | None = None
@@ -174,17 +173,6 @@ class MemoryMap:
             if address < region.end:
                 self._last = region
                 return region
-        return None
-
-    def counterpart(self, address: int) -> tuple[MemoryRegion, int, int] | None:
-        """For an address on a rank's heap, what another rank has at that place: (region, rank, distance to there)."""
-        for bases, nbytes in self.heaps:
-            for rank, base in enumerate(bases):
-                if base <= address < base + nbytes:
-                    for other in bases:
-                        region = self.find(other + address - base)
-                        if region is not None:
-                            return region, rank, other - base
         return None
 
     def nearest(self, address: int) -> MemoryRegion | None:

@@ -8,7 +8,6 @@ Volatile loads count as relaxed atomic reads at system scope.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +17,7 @@ from iris.runtime.advice import missing_order
 from iris.runtime.clocks import CTA, LEVELS, PLAIN, SYS, Actor, Clocks, Doing, joined
 from iris.runtime.memory_map import MemoryMap, MemoryRegion
 from iris.runtime.reports import Access, BoundsReport, RaceReport, UninitializedReport
+from iris.runtime.source import source_line
 
 
 class _Message:
@@ -178,7 +178,7 @@ class RaceChecker:
 
     def access_of(self, doing: Doing, region: MemoryRegion, address: int, extent: str = "") -> Access:
         rank, kernel, program, launch, nth = self._describe(doing.who)
-        source = linecache.getline(doing.file, doing.line).strip()
+        source = source_line(doing.file, doing.line)
         return Access(
             rank=rank,
             kernel=kernel,
@@ -310,12 +310,7 @@ class RaceChecker:
     ) -> None:
         where, distance = "no tensor is known", 0
         region = self.memory.nearest(address)
-        elsewhere = self.memory.counterpart(address)
-        shift = 0
-        if elsewhere is not None:
-            region, rank, shift = elsewhere
-            where = f"where rank {rank} has nothing allocated now; the same place is {region.describe()}"
-        elif region is None:
+        if region is None:
             region = MemoryRegion(address, itemsize, actor.rank, f"address {address:#x}")
         else:
             distance = address - region.end if address >= region.end else address - region.start
@@ -328,7 +323,7 @@ class RaceChecker:
             )
         inside = (addresses >= region.start) & (addresses + np.uint64(itemsize) <= region.end)
         beyond = addresses.size - int(inside.sum())
-        index = (address + shift - region.start) // region.itemsize
+        index = (address - region.start) // region.itemsize
         access = self.access_of(Doing(actor.who, *doing), region, address, f"{region.label}[{index}]")
         raise_report(OutOfBoundsError, BoundsReport(access, where, beyond))
 

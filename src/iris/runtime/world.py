@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from iris.errors import IrisError, SimulationError
+from iris.errors import IrisError, RankLost, SimulationError
 from iris.runtime import streams
 from iris.runtime.scheduler import Launch, Program, Scheduler, installed
 from iris.runtime.streams import Streams
@@ -510,6 +510,19 @@ class World(Scheduler):
         turn = self.turn(program)
         state.turns[turn] += 1
         return state.turns[turn] <= _SAME_TURNS
+
+    def fail_waiting(self) -> bool:
+        """Raise in the hosts that wait when others have ended; whether any has ended.
+
+        What is raised is RankLost, which names the ended ranks.
+        """
+        ended = "; ".join(host.describe() for host in self.hosts if host.done)
+        if ended:
+            for host in self.hosts:
+                if not host.done:
+                    text = f"rank {host.rank} waits for {host.waits_for}, but {ended}"
+                    self.fail_host(host, RankLost(text))
+        return bool(ended)
 
     def fail_host(self, host: Host, error: IrisError) -> None:
         """Raise an error in a waiting host."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from iris.errors import DeadlockError
 from iris.runtime.memory_map import MemoryRegion
 from iris.runtime.reports import DeadlockReport, Waiter
 from iris.runtime.scheduler import Program
-from iris.runtime.source import is_library
+from iris.runtime.source import is_library, source_line
 from iris.runtime.tensors import tensor_from_ptr
 from iris.runtime.world import World
 from iris.sim.watcher import Watcher
@@ -49,7 +48,7 @@ def _not_started(world: World) -> list[str]:
 def _waiter(program: Program, watcher: Watcher) -> Waiter:
     frame, wanted = _frame(program)
     file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("unknown", 0)
-    source = linecache.getline(file, line).strip()
+    source = source_line(file, line)
     region, address = _flag(program, watcher)
     if region is None:
         flag, owner, seen, writers = "nothing in memory", program.state.rank, None, "it polls no memory"

@@ -17,13 +17,14 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from iris.device import link
-from iris.errors import ArgumentError, DeadlockError, RankLost, RuntimeConflict
+from iris.errors import ArgumentError, DeadlockError, RuntimeConflict
 from iris.runtime.reports import DeadlockReport
 from iris.runtime.world import World
 from iris.sim import pacing
@@ -158,8 +159,9 @@ def _give_back() -> None:
     torch.cuda.empty_cache()
 
 
+@cache
 def _load_cublas() -> None:
-    """Have cuBLAS load its kernels, which it does at its first product, while nothing runs on the GPU."""
+    """Have cuBLAS load its kernels, which it does at its first product in a process, while nothing runs on the GPU."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         matrix = torch.zeros(16, 16, dtype=dtype, device="cuda")
         torch.matmul(matrix, matrix)
@@ -202,11 +204,7 @@ def _value(argument: Any) -> Any:
 
 def _stuck(world: World, all_outcomes: bool) -> DeadlockError | None:
     """The error when no host has moved for the time limit."""
-    ended = [h for h in world.hosts if h.done]
-    if all_outcomes and ended:
-        names = "; ".join(h.describe() for h in ended)
-        for host in (h for h in world.hosts if not h.done):
-            world.fail_host(host, RankLost(f"rank {host.rank} waits for {host.waits_for}, but {names}"))
+    if all_outcomes and world.fail_waiting():
         return None
     report = DeadlockReport((), tuple(h.describe() for h in world.hosts), ())
     return DeadlockError(f"nothing has moved for {world.timeout_s:g} s (IRIS_TIMEOUT)\n{report}", report)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iris import _env, _target
 from iris.device import _asm
-from iris.errors import ArgumentError, RankLost, RuntimeConflict, SimulationError
+from iris.errors import ArgumentError, RuntimeConflict, SimulationError
 from iris.runtime import scheduler as scheduling
 from iris.runtime.context import iris
 from iris.runtime.local_group import LocalDistributed
@@ -154,19 +154,18 @@ def simulate(
         timeout_s=_env.get("IRIS_TIMEOUT"),
     )
     with ExitStack() as stack:
-        order: Callable[[Sequence[int], str], None] = lambda ranks, what: None  # noqa: E731
-        carry: Callable[[int, int], None] = lambda rank, nbytes: None  # noqa: E731
+        hooks: dict[str, Callable[..., None]] = {}
         if on == "cpu":
             if time is None:
                 watcher = _watch(world, device, resident_programs, checks)
             else:
                 watcher = _time(world, time, checks)
-            order = _interpret(world, watcher, all_outcomes, stack)
+            hooks["order"] = _interpret(world, watcher, all_outcomes, stack)
         else:
             from iris.sim.loopback import share_gpu
 
-            carry = share_gpu(world, link_gbps, all_outcomes, stack)
-        distributed = LocalDistributed(world.size, world.rank, world.run_until, order, carry)
+            hooks["carry"] = share_gpu(world, link_gbps, all_outcomes, stack)
+        distributed = LocalDistributed(world.size, world.rank, world.run_until, **hooks)
         stack.callback(distributed.close)
         world.switches += [kind(world.size) for kind in (Environment, GradMode, Precision, FunctionModes)]
         world.switches += [distributed, *switches]
@@ -227,14 +226,9 @@ def _interpret(
 
 def _stuck(world: World, watcher: Watcher, all_outcomes: bool) -> SimulationError | None:
     """The error for a world in which nothing moves; None when hosts that wait for ended ranks have been told so."""
-    ended = [h for h in world.hosts if h.done]
-    waiting = [h for h in world.hosts if not h.done]
-    if not all_outcomes or not ended or world.active:
-        return deadlock(world, watcher)
-    for host in waiting:
-        names = "; ".join(h.describe() for h in ended)
-        world.fail_host(host, RankLost(f"rank {host.rank} waits for {host.waits_for}, but {names}"))
-    return None
+    if all_outcomes and not world.active and world.fail_waiting():
+        return None
+    return deadlock(world, watcher)
 
 
 def _checks(check: str | Sequence[str]) -> tuple[str, ...]:

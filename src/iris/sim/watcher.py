@@ -89,10 +89,6 @@ class Watcher(Observer):
 
     # Memory.
 
-    def heap(self, bases: list[int], nbytes: int) -> None:
-        """The ranks have a heap at these addresses."""
-        self.memory.heaps.append((bases, nbytes))
-
     def allocated(self, rank: int, everywhere: list[int], nbytes: int, itemsize: int, site: str) -> None:
         """A block of a rank's heap was given out; ``everywhere`` has its address on each rank."""
         if self._given.pop(everywhere[rank], None) == nbytes:

@@ -26,13 +26,13 @@ from iris.device.atomics import (  # noqa: E402
     atomic_xchg,
     atomic_xor,
 )
-from iris.device.context import DeviceContext  # noqa: E402
 from iris.device.memory import copy, get, load, put, store  # noqa: E402
 from iris.errors import IrisError  # noqa: E402
 from iris.runtime.context import Iris, get_device_id_for_rank, iris  # noqa: E402
 from iris.runtime.logs import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level  # noqa: E402
 from iris.runtime.tensors import CUDAArrayInterface, tensor_from_ptr  # noqa: E402
 from iris.runtime.timing import do_bench  # noqa: E402
+from iris.x.context import DeviceContext  # noqa: E402
 
 if _typing.TYPE_CHECKING:
     from iris import sim

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import iris
-from iris.device.context import DeviceContext
 from iris.ops.choice import PULL_ROWS
+from iris.x.context import DeviceContext
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from iris import _target
-from iris.errors import ArgumentError, DeviceMismatch, NotSymmetricError, UnsupportedError
+from iris.errors import ArgumentError, DeviceMismatch, UnsupportedError
 from iris.ops import arguments
 from iris.ops.arguments import FLOATS, FP8, Problem
 
@@ -16,14 +16,8 @@ FP8_GFX942 = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 @pytest.fixture
 def ctx():
-    """Of the context, what the checks ask: the device, and whether peers reach a tensor (those of ``symmetric``)."""
-    symmetric = []
-    return SimpleNamespace(
-        device="cpu",
-        get_device=lambda: torch.device("cpu"),
-        is_symmetric=lambda tensor: any(tensor is known for known in symmetric),
-        symmetric=symmetric,
-    )
+    """Of the context, what the checks ask: the device."""
+    return SimpleNamespace(device="cpu", get_device=lambda: torch.device("cpu"))
 
 
 def of(dtype):
@@ -46,16 +40,6 @@ def test_matrices(ctx):
 def test_the_device(ctx):
     with pytest.raises(DeviceMismatch, match="B is on meta, the context is on cpu"):
         arguments.check_matrix(ctx, "B", torch.empty(3, 4, device="meta"))
-
-
-def test_the_heap(ctx):
-    inside, outside = torch.empty(3, 4), torch.empty(3, 4)
-    ctx.symmetric.append(inside)
-    arguments.check_symmetric(ctx, "A_sharded", inside)
-    with pytest.raises(NotSymmetricError, match=r"A_sharded is read by the other ranks.*ctx\.as_symmetric"):
-        arguments.check_symmetric(ctx, "A_sharded", outside)
-    # Nobody reads a tensor without elements.
-    arguments.check_symmetric(ctx, "A_sharded", torch.empty(0, 4))
 
 
 H200, MI300X, MI350X = (_target.KNOWN[name] for name in ("h200", "mi300x", "mi350x"))
@@ -157,15 +141,6 @@ def test_biases_that_are_no_tensors_or_elsewhere(ctx):
 )
 def test_the_letter_of_a_layout(matrix, letter):
     assert arguments.letter(matrix) == letter
-
-
-def test_the_span_is_that_of_the_elements():
-    whole = torch.empty(10, 20, dtype=torch.float16)
-    for view in (whole, whole.t(), whole[2:5, 3:7], whole[::3, ::2], whole[:1], whole[9:, 19:], whole[:, :1]):
-        addresses = [view[i, j].data_ptr() for i in range(view.shape[0]) for j in range(view.shape[1])]
-        assert arguments.span_bytes(view) == max(addresses) - min(addresses) + 2
-    assert arguments.span_bytes(whole[:0]) == 0
-    assert arguments.span_bytes(torch.empty(1).expand(5)) == 4
 
 
 def test_a_problem_reads_as_a_line():

@@ -53,6 +53,11 @@ if INTERPRETED.value:
         """Reads a flag some times, cheaply, until it reached ``value``. Orders nothing; threads may leave apart."""
         tl.load(flag_ptr, volatile=True)
 
+    @triton.jit
+    def poll_all(flag_ptrs, values):
+        """As :func:`poll`, for a block of flags, each with its value."""
+        tl.load(flag_ptrs, volatile=True)
+
 else:
 
     @triton.jit
@@ -125,6 +130,18 @@ else:
             seen = tl.load(flag_ptr, volatile=True)
             while (seen - value < 0) & (turn < 64):
                 seen = tl.load(flag_ptr, volatile=True)
+                turn += 1
+        else:
+            tl.inline_asm_elementwise("s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1)
+
+    @triton.jit
+    def poll_all(flag_ptrs, values):
+        """As :func:`poll`, for a block of flags, each with its value."""
+        if target_info.is_cuda():
+            turn = 0
+            behind = tl.min(tl.load(flag_ptrs, volatile=True) - values)
+            while (behind < 0) & (turn < 64):
+                behind = tl.min(tl.load(flag_ptrs, volatile=True) - values)
                 turn += 1
         else:
             tl.inline_asm_elementwise("s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1)

@@ -12,6 +12,14 @@ def accumulator_dtype(dtype):
     return tl.int32 if dtype.is_int() else tl.float32
 
 
+@constexpr_function
+def wide_dtype(dtype):
+    """The type that sums of values of ``dtype`` are kept in: itself for 64-bit types, else float32 or int32."""
+    if dtype.primitive_bitwidth == 64:
+        return dtype
+    return tl.int32 if dtype.is_int() else tl.float32
+
+
 @triton.jit
 def mma(a, b, acc, PRECISION: tl.constexpr):
     """``acc + a @ b`` for blocks of one dtype, or of two fp8 dtypes.

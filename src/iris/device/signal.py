@@ -57,6 +57,24 @@ def notify_add(flag_ptr, value, from_rank, to_rank, heap_bases):
 
 
 @triton.jit
+def notify_all(flag_ptr, values, mask, from_rank, to_ranks, heap_bases):
+    """Set the same flag on several ranks, each to its own value, ordered as :func:`notify`.
+
+    Args:
+        flag_ptr: the flag (int32), in the heap of ``from_rank``.
+        values: block of values to set (int32), one for each rank.
+        mask: block, which of them to set.
+        from_rank: the calling rank.
+        to_ranks: block of ranks (int32); where ``mask`` is off any rank, for example the caller.
+        heap_bases: int64[world_size].
+    """
+    _asm.complete_stores()
+    tl.debug_barrier()
+    flags = translate(flag_ptr, from_rank, to_ranks, heap_bases)
+    tl.atomic_xchg(flags, values, mask=mask, sem="release", scope="sys")
+
+
+@triton.jit
 def wait(flag_ptr, value, context, peer=-1, kernel=0):
     """Wait until the own flag reached ``value`` (``flag - value >= 0``), then acquire at system scope.
 
@@ -81,12 +99,71 @@ def wait(flag_ptr, value, context, peer=-1, kernel=0):
 
 
 @triton.jit
-def _wait(flag_ptr, value, context, peer, kernel):
-    # Every quantity that decides how often this loop turns comes from an atomic, which gives all threads one value.
+def wait_all(flag_ptrs, values, context, peers, kernel=0):
+    """Wait until each of several own flags reached its value, with the guarantees of :func:`wait`.
+
+    Costs little more than one wait: the flags are read side by side. A lane that has nothing to wait for takes a flag
+    that nobody writes, and the value that it holds.
+
+    Args:
+        flag_ptrs: block of flags (int32), in the caller's own memory.
+        values: block of values to reach (int32).
+        context: tensor of ``ctx.get_device_context()``.
+        peers: block of ranks expected to set them, for the message.
+        kernel: id from ``iris.runtime.launch.kernel_id``, for the message; 0 when unknown.
+    """
+    _asm.poll_all(flag_ptrs, values)
+    seen = tl.atomic_add(flag_ptrs, tl.zeros_like(values), sem="acquire", scope="sys")
+    arrived = 1
+    if tl.min(seen - values) < 0:
+        arrived = _wait_all(flag_ptrs, values, context, peers, kernel)
+    tl.debug_barrier()
+    return arrived
+
+
+@triton.jit
+def _slot_and_limit(context):
     world_size = tl.load(context + 1)
     tail = context + 2 + world_size + TRACE_WORDS
     slot = tl.load(tail).to(tl.pointer_type(tl.int64))
-    limit = tl.load(tail + 1) * _asm.ticks_per_microsecond()
+    return slot, tl.load(tail + 1) * _asm.ticks_per_microsecond()
+
+
+@triton.jit
+def _wait_all(flag_ptrs, values, context, peers, kernel):
+    # As _wait: atomics, and what is reduced from blocks of them, give all threads one value.
+    slot, limit = _slot_and_limit(context)
+    _now(slot)
+    start = _now(slot)
+    arrived = 0
+    waiting = 1
+    while waiting == 1:
+        _asm.poll_all(flag_ptrs, values)
+        seen = tl.atomic_add(flag_ptrs, tl.zeros_like(values), sem="acquire", scope="sys")
+        if tl.min(seen - values) >= 0:
+            arrived = 1
+            waiting = 0
+        else:
+            failed = tl.atomic_add(slot + SLOT_STATE, 0, sem="relaxed", scope="gpu")
+            if failed != 0:
+                waiting = 0
+            else:
+                if _now(slot) - start > limit:
+                    waiting = 0
+                    # The missing peer of the lowest rank stands for all.
+                    behind = seen - values < 0
+                    peer = tl.min(tl.where(behind, peers, 2147483647))
+                    first = behind & (peers == peer)
+                    flag = tl.max(tl.where(first, flag_ptrs.to(tl.int64), 0))
+                    wanted = tl.sum(tl.where(first, values, 0))
+                    _report(slot, flag, wanted, tl.sum(tl.where(first, seen, 0)), peer, kernel)
+    return arrived
+
+
+@triton.jit
+def _wait(flag_ptr, value, context, peer, kernel):
+    # Every quantity that decides how often this loop turns comes from an atomic, which gives all threads one value.
+    slot, limit = _slot_and_limit(context)
     _now(slot)  # puts the present into the clock word, so that the next reading is not an old one
     start = _now(slot)
     arrived = 0
@@ -104,8 +181,61 @@ def _wait(flag_ptr, value, context, peer, kernel):
             else:
                 if _now(slot) - start > limit:
                     waiting = 0
-                    _report(slot, flag_ptr, value, seen, peer, kernel)
+                    _report(slot, flag_ptr.to(tl.int64), value, seen, peer, kernel)
     return arrived
+
+
+@triton.jit
+def lock(lock_ptr, from_rank, to_rank, context, kernel=0):
+    """Take the lock of that word on ``to_rank``: 0 when free, 1 when taken. Bounded as :func:`wait` is.
+
+    Guarantee: when 1 is returned, the stores that earlier holders made before :func:`unlock` are visible to all
+    threads. 0 is returned when the time limit passed, or another wait of the context had failed; the host raises.
+
+    Args:
+        lock_ptr: the lock (int32), in the heap of ``from_rank``.
+        from_rank: the calling rank.
+        to_rank: the rank whose lock is taken.
+        context: tensor of ``ctx.get_device_context()``.
+        kernel: id from ``iris.runtime.launch.kernel_id``, for the message; 0 when unknown.
+    """
+    word = translate(lock_ptr, from_rank, to_rank, context + 2)
+    taken = 1
+    if tl.atomic_cas(word, 0, 1, sem="acquire", scope="sys") != 0:
+        taken = _lock(word, lock_ptr, to_rank, context, kernel)
+    tl.debug_barrier()
+    return taken
+
+
+@triton.jit
+def unlock(lock_ptr, from_rank, to_rank, context):
+    """Give the lock back after every store of this program; see :func:`lock`."""
+    _asm.complete_stores()
+    tl.debug_barrier()
+    tl.atomic_xchg(translate(lock_ptr, from_rank, to_rank, context + 2), 0, sem="release", scope="sys")
+
+
+@triton.jit
+def _lock(word, lock_ptr, to_rank, context, kernel):
+    slot, limit = _slot_and_limit(context)
+    _now(slot)
+    start = _now(slot)
+    taken = 0
+    waiting = 1
+    while waiting == 1:
+        seen = tl.atomic_cas(word, 0, 1, sem="acquire", scope="sys")
+        if seen == 0:
+            taken = 1
+            waiting = 0
+        else:
+            failed = tl.atomic_add(slot + SLOT_STATE, 0, sem="relaxed", scope="gpu")
+            if failed != 0:
+                waiting = 0
+            else:
+                if _now(slot) - start > limit:
+                    waiting = 0
+                    _report(slot, lock_ptr.to(tl.int64), 0, seen, to_rank, kernel)
+    return taken
 
 
 @triton.jit
@@ -115,7 +245,7 @@ def _now(slot):
 
 
 @triton.jit
-def _report(slot, flag_ptr, wanted, seen, peer, kernel):
+def _report(slot, flag, wanted, seen, peer, kernel):
     first = tl.atomic_cas(
         slot + SLOT_STATE, tl.full((), 0, tl.int64), tl.full((), 1, tl.int64), sem="relaxed", scope="gpu"
     )
@@ -124,7 +254,7 @@ def _report(slot, flag_ptr, wanted, seen, peer, kernel):
         record = slot + SLOT_RECORD
         tl.store(record, kernel)
         tl.store(record + 1, program)
-        tl.store(record + 2, flag_ptr.to(tl.int64))
+        tl.store(record + 2, flag)
         tl.store(record + 3, wanted)
         tl.store(record + 4, seen)
         tl.store(record + 5, peer)

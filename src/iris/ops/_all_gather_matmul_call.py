@@ -12,6 +12,8 @@ from iris.ops import arguments
 from iris.ops.arguments import Problem
 from iris.ops.choice import choose, precision
 from iris.ops.workspace import FusedWorkspace
+from iris.runtime import checks
+from iris.runtime.calls import Calls, StreamOrder
 from iris.runtime.groups import Group
 from iris.tuning import Plan
 
@@ -30,8 +32,8 @@ class Call:
         self.plan = plan
         self.grid = _grid(ctx, problem, plan)
         self.precision = precision(ctx.target, a.dtype, plan.config)
-        self._out_bytes = arguments.span_bytes(out)
-        self._input_bytes = [arguments.span_bytes(t) if t is not None else 0 for t in (a, b, bias)]
+        self._out_bytes = checks.span_bytes(out)
+        self._input_bytes = [checks.span_bytes(t) if t is not None else 0 for t in (a, b, bias)]
 
     def check_overlap(self, out, a, b, bias) -> None:
         """Raise ArgumentError when ``out`` shares memory with an input, which is still read while out is written."""
@@ -53,28 +55,13 @@ class Call:
         )
 
 
-class State:
+class State(Calls[Call]):
     """What a context remembers of this operation: agreed calls, workspaces, reported plans."""
 
     def __init__(self, ctx: Iris):
-        self._ctx = ctx
-        self._calls: dict[tuple, Call] = {}
-        self._forgotten = 0
+        super().__init__(ctx)
+        self.order = StreamOrder(ctx)
         self._workspaces: dict[tuple, FusedWorkspace] = {}
-        self._reported: set[Plan] = set()
-        self._latest: Any = None
-
-    def recall(self, key: tuple) -> Call | None:
-        """The call of these arguments, when the ranks have agreed on it and need not again."""
-        agreement = self._ctx.agreement
-        if self._forgotten != agreement.forgotten or len(self._calls) > 4 * agreement.KEPT:
-            self._calls.clear()
-            self._forgotten = agreement.forgotten
-        return self._calls.get(key) if agreement.mode() != "always" else None
-
-    def remember(self, key: tuple, call: Call) -> None:
-        """Keep a call that :meth:`agree` returned."""
-        self._calls[key] = call
 
     def agree(self, members, out, a, b, bias, algorithm, config, workspace, gather_dim, group, preamble=False) -> Call:
         """Check the arguments and compare them across the group. Collective over the group.
@@ -105,19 +92,6 @@ class State:
             self._workspaces[key] = _empty_workspace(call, members, self._ctx.pair_flags, self._ctx.pair_counters)
         return self._workspaces[key]
 
-    def order(self, stream: Any) -> None:
-        """Let ``stream`` go on after the latest call over the context's own flags, wherever that was made."""
-        # A capture begins with a synchronised device, and may not wait for a stream outside of it.
-        if self._latest is not None and self._latest != stream and not self._ctx.capturing():
-            stream.wait_stream(self._latest)
-        self._latest = stream
-
-    def report(self, plan: Plan) -> None:
-        """Log a plan once."""
-        if plan not in self._reported:
-            self._reported.add(plan)
-            self._ctx.info(str(plan))
-
 
 def checked(ctx: Iris, members: Group, out, a, b, bias, algorithm, config, gather_dim, group) -> Call:
     """The call that the arguments make. Local; raises what :func:`check` and the choice of a plan raise."""
@@ -126,7 +100,7 @@ def checked(ctx: Iris, members: Group, out, a, b, bias, algorithm, config, gathe
         config.validate(members.size)
     plan = choose(ctx, problem, algorithm, config, _torch_refuses(problem, members, group, ctx))
     if members.size > 1:
-        arguments.check_symmetric(ctx, "A_sharded", a)
+        checks.check_symmetric(ctx, "A_sharded", a)
     return Call(ctx, problem, plan, out, a, b, bias)
 
 

@@ -32,13 +32,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from iris.ops import arguments
 from iris.ops._all_gather_matmul_call import OPERATION, State, checked, make_workspace
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops.arguments import Problem
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
-from iris.runtime import launch
+from iris.runtime import checks, launch
 from iris.tuning import Plan
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def all_gather_matmul_preamble(
     """
     members = ctx.resolve_group(group)
     dtype = output_dtype or {torch.int8: torch.int32}.get(
-        A_sharded.dtype, torch.float16 if A_sharded.dtype in arguments.FP8 else A_sharded.dtype
+        A_sharded.dtype, torch.float16 if A_sharded.dtype in checks.FP8 else A_sharded.dtype
     )
     rows = A_sharded.shape[0] * (members.size if gather_dim == 0 else 1)
     out = torch.empty((rows, B.shape[1] if B.dim() == 2 else 0), dtype=dtype, device=ctx.get_device())
@@ -179,7 +178,7 @@ def _run(ctx, call, workspace, out, a, b, bias, members, group, async_op) -> Non
         side.wait_stream(stream)
         stream = side
     if workspace.locks is ctx.pair_flags:
-        _state(ctx).order(stream)
+        _state(ctx).order.follow(stream)
     elif not async_op:
         workspace.wait()
     with ctx.use_stream(stream) if async_op else nullcontext():
@@ -220,7 +219,7 @@ def _run_pull(ctx, call, workspace, out, a, b, bias, members) -> None:
 
 def _run_torch(problem: Problem, out, a, b, bias, group) -> None:
     a = _gathered(problem, a, group)
-    if a.dtype in arguments.FP8:
+    if a.dtype in checks.FP8:
         # Both fp8 formats are exact in each of the output types.
         a, b = a.to(problem.out_dtype), b.to(problem.out_dtype)
     if a.dtype == out.dtype and bias is None:

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from iris.errors import ArgumentError, DeviceMismatch, NotSymmetricError, UnsupportedError
+from iris.errors import ArgumentError, UnsupportedError
+from iris.runtime.checks import FLOATS, FP8, check_device, check_tensor
 
 if TYPE_CHECKING:
     from iris._target import Target
     from iris.runtime.context import Iris
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 @dataclass(frozen=True)
@@ -60,27 +58,10 @@ def check_matrix(ctx: Iris, name: str, tensor: object) -> torch.Tensor:
         ArgumentError: no tensor, or not two dimensions.
         DeviceMismatch: on another device.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    if tensor.dim() != 2:
-        raise ArgumentError(f"{name} must have two dimensions, got shape {tuple(tensor.shape)}")
-    check_device(ctx, name, tensor)
-    return tensor
-
-
-def check_device(ctx: Iris, name: str, tensor: torch.Tensor) -> None:
-    """Raise DeviceMismatch unless ``tensor`` is on the context's device."""
-    if tensor.device != ctx.get_device():
-        raise DeviceMismatch(f"{name} is on {tensor.device}, the context is on {ctx.device}; move it there")
-
-
-def check_symmetric(ctx: Iris, name: str, tensor: torch.Tensor) -> None:
-    """Raise NotSymmetricError unless peers can reach ``tensor``."""
-    if tensor.numel() and not ctx.is_symmetric(tensor):
-        raise NotSymmetricError(
-            f"{name} is read by the other ranks, so it must be on the symmetric heap; create it with ctx.zeros, "
-            "ctx.empty and so on, or copy it there with ctx.as_symmetric"
-        )
+    matrix = check_tensor(ctx, name, tensor)
+    if matrix.dim() != 2:
+        raise ArgumentError(f"{name} must have two dimensions, got shape {tuple(matrix.shape)}")
+    return matrix
 
 
 def check_dtypes(target: Target, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -131,11 +112,3 @@ def check_bias(ctx: Iris, bias: torch.Tensor | None, M: int, N: int, out_dtype: 
         raise ArgumentError(
             f"bias must have shape ({N},), or broadcast from two dimensions to ({M}, {N}); got {tuple(bias.shape)}"
         )
-
-
-def span_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last; 0 when it is empty."""
-    if not tensor.numel():
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()

@@ -23,7 +23,7 @@ from iris.errors import (
     WaitRecord,
     WaitTimeout,
 )
-from iris.runtime import groups, launch, logs, streams
+from iris.runtime import channels, groups, launch, logs, streams
 from iris.runtime import scheduler as scheduling
 from iris.runtime.agreement import Agreement
 from iris.runtime.bootstrap import Exchange, initialize_distributed
@@ -53,6 +53,7 @@ class Iris(TensorFactory):
         barrier_flags, barrier_epochs: state of the in-stream barrier, see :mod:`iris.x.barrier`.
         pair_flags: int32 flags on the heap, two lines of 128 bytes for each rank (ready, consumed), for operations.
         pair_counters: int32[num_ranks + 2], how often an operation met each rank, programs started, programs ended.
+        channels: what collective kernels meet through (:class:`iris.runtime.channels.Channels`).
     """
 
     # Services of higher layers, as "module:callable"; called with the context at first use. Filled by the package.
@@ -81,11 +82,14 @@ class Iris(TensorFactory):
         # Shorter than the host's, so that the record of a wait in vain reaches ranks that wait on the host.
         self.wait_limit_s = 0.75 * self.timeout_s
         self._agree_on_construction(heap_size)
-        reserved = -(-3 * self.num_ranks * _FLAG_BYTES // ALIGNMENT) * ALIGNMENT
+        flags = -(-3 * self.num_ranks * _FLAG_BYTES // ALIGNMENT) * ALIGNMENT
+        lanes = channels.layout(self.target, self.num_ranks)
+        reserved = flags + lanes.nbytes
         self.heap_size = -(-heap_size // ALIGNMENT) * ALIGNMENT
         region = self._make_region(reserved + self.heap_size)
         self.heap = SymmetricHeap(region, self.cur_rank, reserved, self.heap_size, self._reclaim)
-        self._make_device_context(reserved)
+        self._make_flags(flags, lanes)
+        self._make_device_context()
         self._services: dict[str, Any] = {}
         self.agreement = Agreement(self)
         self._world = groups.resolve(None, self.cur_rank, self.num_ranks)
@@ -168,16 +172,25 @@ class Iris(TensorFactory):
 
         return SymmetricMemoryRegion(nbytes, self._torch_device, self.cur_rank, self.num_ranks)
 
-    def _make_device_context(self, reserved: int) -> None:
+    def _make_flags(self, flags: int, lanes: channels.Layout) -> None:
         region, device = self.heap.region, self._torch_device
-        region.allocated(self.heap.base, reserved, 4, "flags of the context")
-        area = region.tensor(self.heap.base, reserved, region)
+        region.allocated(self.heap.base, flags, 4, "flags of the context")
+        area = region.tensor(self.heap.base, flags, region)
         area.zero_()
         lines = area.view(torch.int32)
         self.barrier_flags = lines[: self.num_ranks * _FLAG_BYTES // 4]
         self.barrier_epochs = torch.zeros(self.num_ranks, dtype=torch.int32, device=device)
         self.pair_flags = lines[self.num_ranks * _FLAG_BYTES // 4 :]
         self.pair_counters = torch.zeros(self.num_ranks + 2, dtype=torch.int32, device=device)
+        start = self.heap.base + flags
+        region.allocated(start, lanes.flag_bytes, 4, "channel flags of the context")
+        region.allocated(start + lanes.flag_bytes, lanes.slots_bytes, 1, "channel slots of the context")
+        area = region.tensor(start, lanes.nbytes, region)
+        area[: lanes.flag_bytes].zero_()
+        self.channels = channels.Channels(lanes, area)
+
+    def _make_device_context(self) -> None:
+        region, device = self.heap.region, self._torch_device
         self._error_slot = torch.zeros(_SLOT_WORDS, dtype=torch.int64, device=device)
         words = [self.cur_rank, self.num_ranks, *region.bases, *([0] * _TRACE_WORDS)]
         words += [self._error_slot.data_ptr(), int(self.wait_limit_s * 1e6), *self._link_words()]

@@ -1,0 +1,100 @@
+"""Channels: the memory through which the programs of collective kernels meet, lane by lane.
+
+A kernel that works for several ranks runs as many programs on each of them, and program *lane* of one rank meets only
+the program of the same lane on the others. Each lane has, on every rank, a line of flags for each rank, and small slots
+that peers write to. What a lane counts, it counts by pairs of ranks and for itself, so kernels with any number of lanes
+and groups of any mixture may follow each other; :mod:`iris.x.channel` has the protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from iris.runtime.heap import ALIGNMENT
+
+if TYPE_CHECKING:
+    from iris._target import Target
+    from iris.runtime.context import Iris
+
+_LINE_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the memory of the channels is divided; the same on every rank.
+
+    Attributes:
+        lanes: programs of a rank that can take part.
+        slot_lanes: lanes, from 0 on, that have slots.
+        slot_bytes: bytes of a slot, a power of two. A lane has two slots for each rank: while one is read, the next
+            message may come into the other.
+        num_ranks: ranks of the world.
+    """
+
+    lanes: int
+    slot_lanes: int
+    slot_bytes: int
+    num_ranks: int
+
+    @property
+    def flag_bytes(self) -> int:
+        return self.lanes * self.num_ranks * _LINE_BYTES
+
+    @property
+    def slots_bytes(self) -> int:
+        return self.slot_lanes * 2 * self.num_ranks * self.slot_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the heap, a multiple of its alignment."""
+        return -(-(self.flag_bytes + self.slots_bytes) // ALIGNMENT) * ALIGNMENT
+
+
+def layout(target: Target, num_ranks: int) -> Layout:
+    """The layout for a target. Interpreted kernels get few and small lanes: their cost is by program, not by byte."""
+    if not target.compiled:
+        return Layout(lanes=8, slot_lanes=4, slot_bytes=1024, num_ranks=num_ranks)
+    return Layout(lanes=256, slot_lanes=64, slot_bytes=16384, num_ranks=num_ranks)
+
+
+class Channels:
+    """The channels of a context, or of a workspace.
+
+    Args:
+        layout: how ``area`` is divided.
+        area: uint8[layout.nbytes] on the symmetric heap, at the same place on every rank; its flags must be zero on
+            all ranks before any of them uses them.
+
+    Attributes:
+        flags: int32, a line of 128 bytes for each lane and rank.
+        slots: uint8, slots by lane, parity and sending rank.
+        epochs: int32[lanes * num_ranks] in ordinary memory, how often a lane met each rank.
+        tickets: int32[1] in ordinary memory, programs of the running kernel that have started.
+    """
+
+    def __init__(self, layout: Layout, area: torch.Tensor):
+        self.layout = layout
+        self.flags = area[: layout.flag_bytes].view(torch.int32)
+        self.slots = area[layout.flag_bytes : layout.flag_bytes + layout.slots_bytes]
+        self.epochs = torch.zeros(layout.lanes * layout.num_ranks, dtype=torch.int32, device=area.device)
+        self.tickets = torch.zeros(1, dtype=torch.int32, device=area.device)
+
+
+def make(ctx: Iris, what: str) -> Channels:
+    """Channels with memory of their own. Collective over the world: it allocates on the symmetric heap.
+
+    Args:
+        ctx: the context.
+        what: whose they are, for messages.
+    """
+    wanted = ctx.channels.layout
+    area = ctx.heap.allocate(wanted.nbytes, torch.uint8, site=f"{what} channels")
+    area[: wanted.flag_bytes].zero_()
+    channels = Channels(wanted, area)
+    # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
+    ctx.synchronize()
+    ctx.exchange.all_gather(f"{what}: channels ready", None)
+    return channels

@@ -1,0 +1,240 @@
+"""What bench_collectives.py times: inputs that every rank can compute, buffers, the candidates of each operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from iris.testing.numeric import ROUNDING, random_tensor, tolerance
+
+VARIANTS = {
+    "all_reduce": ("push", "one_shot", "two_shot", "ring", "atomic", "spinlock", "auto"),
+    "all_gather": ("persistent", "partitioned", "auto"),
+    "reduce_scatter": ("two_shot", "auto"),
+    "all_to_all": ("default", "auto"),
+    "broadcast": ("direct", "scatter_allgather", "auto"),
+}
+SUMS = ("all_reduce", "reduce_scatter")
+# They round at every addition, as PyTorch's operations do; the others add in wide type and round once.
+ROUND_OFTEN = ("atomic", "spinlock")
+# A prime, so that no shift by whole tiles, slots or pages maps the data onto itself.
+PERIOD = 1_048_573
+SHIFT = 7_919
+PIECE = 1 << 24
+
+
+class Data:
+    """Element i of rank r's input in buffer set s is ``blocks[r][(i + s * SHIFT) % PERIOD]``, random numbers."""
+
+    def __init__(self, world: int, dtype: torch.dtype, device: torch.device):
+        self.world, self.dtype, self.device = world, dtype, device
+        blocks = [random_tensor((PERIOD,), dtype, seed=1, rank=rank) for rank in range(world)]
+        self.blocks = torch.stack(blocks).to(device)
+        self.total = sum(block.to(device).double() for block in blocks)
+        self.magnitude = sum(block.to(device).double().abs() for block in blocks)
+
+    def _positions(self, start: int, count: int, which: int) -> torch.Tensor:
+        return (torch.arange(start, start + count, device=self.device) + which * SHIFT) % PERIOD
+
+    def fill(self, tensor: torch.Tensor, rank: int, which: int) -> None:
+        for at in range(0, tensor.numel(), PIECE):
+            piece = tensor[at : at + PIECE]
+            piece.copy_(self.blocks[rank][self._positions(at, piece.numel(), which)])
+
+    def segments(self, operation: str, rank: int, numel: int) -> list[tuple[int, int, int | None, int]]:
+        """The result in pieces: where it starts, its length, whose input (None: the sum of all), from which element."""
+        part = numel // self.world
+        return {
+            "all_reduce": [(0, numel, None, 0)],
+            "all_gather": [(r * part, part, r, 0) for r in range(self.world)],
+            "reduce_scatter": [(0, part, None, rank * part)],
+            "all_to_all": [(r * part, part, r, rank * part) for r in range(self.world)],
+            "broadcast": [(0, numel, 0, 0)],
+        }[operation]
+
+    def fault(self, operation: str, have: torch.Tensor, rank: int, numel: int, which: int, often: bool) -> str | None:
+        """What is wrong with a result; None if nothing. ``often``: every addition was rounded, not only the last."""
+        absolute, relative = tolerance(self.dtype, self.world) if operation in SUMS else (0.0, 0.0)
+        for start, length, source, first in self.segments(operation, rank, numel):
+            for at in range(0, length, PIECE):
+                positions = self._positions(first + at, min(PIECE, length - at), which)
+                want = (self.total if source is None else self.blocks[source])[positions].double()
+                got = have[start + at : start + at + positions.numel()].double()
+                allowed = absolute + relative * want.abs()
+                if often and source is None:
+                    allowed += self.world * ROUNDING[self.dtype] * self.magnitude[positions]
+                wrong = ~((got - want).abs() <= allowed)  # so that NaN is wrong
+                count = int(wrong.sum())
+                if count:
+                    i = int(wrong.nonzero()[0])
+                    return (
+                        f"element {start + at + i} is {got[i].item()}, expected {want[i].item()} "
+                        f"({count} of {wrong.numel()} around it are wrong)"
+                    )
+        return None
+
+
+class Buffers:
+    """Sets of buffers that calls take in turn, so that a call does not find the data of the one before in the cache.
+
+    Set i is as large as the largest size that has more than i sets; smaller sizes use its beginning.
+
+    Attributes:
+        inputs, outputs: on the symmetric heap.
+        peers: PyTorch's symmetric memory, empty where it is not used.
+    """
+
+    def __init__(self, ctx: Any, data: Data, numels: list[int], peers: bool):
+        self.inputs = [ctx.empty(numel, dtype=data.dtype, device=data.device) for numel in numels]
+        self.outputs = [ctx.empty(numel, dtype=data.dtype, device=data.device) for numel in numels]
+        for which, tensor in enumerate(self.inputs):
+            data.fill(tensor, ctx.get_rank(), which)
+        self.peers: list[torch.Tensor] = []
+        if peers:
+            import torch.distributed._symmetric_memory as symm_mem
+
+            for numel in numels:
+                tensor = symm_mem.empty(numel, dtype=data.dtype, device=data.device)
+                symm_mem.rendezvous(tensor, dist.group.WORLD)  # pyright: ignore[reportArgumentType]
+                self.peers.append(tensor)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do an operation.
+
+    Attributes:
+        name: of the variant, or of the peer.
+        peer: whether it is not ours.
+        call: does the operation on a buffer set.
+        result: where a call leaves its result.
+        start: puts a set into its state before a call: inputs filled, outputs NaN.
+        once: whether a second call without ``start`` computes something else.
+    """
+
+    name: str
+    peer: bool
+    call: Callable[[int], Any]
+    result: Callable[[int], torch.Tensor]
+    start: Callable[[int], Any]
+    once: bool = False
+
+    @property
+    def rounds_often(self) -> bool:
+        return self.peer or self.name in ROUND_OFTEN
+
+
+def peers_here(ctx: Any) -> tuple[str | None, bool]:
+    """The backend of torch.distributed that is a peer here, and whether PyTorch's symmetric memory is."""
+    if ctx.runtime not in ("gpu", "cpu") or not dist.is_initialized() or ctx.get_num_ranks() == 1:
+        return None, False
+    backend = dist.group.WORLD._get_backend(ctx.get_device()).name()  # pyright: ignore[reportOptionalMemberAccess]
+    on_gpu = ctx.get_device().type == "cuda"
+    # gloo carries GPU tensors through the host: no peer.
+    return None if on_gpu and backend != "nccl" else backend, on_gpu
+
+
+def candidates(ctx: Any, operation: str, variants: list[str], buffers: Buffers, numel: int, sets: int):
+    """The candidates of an operation, and ``explain``, which says what ``auto`` takes."""
+    from iris.ccl import Config
+
+    world, rank = ctx.get_num_ranks(), ctx.get_rank()
+    part = numel // world
+    taken = part if operation == "all_gather" else numel
+    given = part if operation == "reduce_scatter" else numel
+    inputs = [tensor[:taken] for tensor in buffers.inputs[:sets]]
+    outputs = [tensor[:given] for tensor in buffers.outputs[:sets]]
+    shared = [tensor[:taken] for tensor in buffers.peers[:sets]]
+
+    def poison(which):
+        outputs[which].fill_(math.nan)
+
+    def root_only(which):
+        outputs[which].copy_(inputs[which]) if rank == 0 else poison(which)
+
+    def in_place(which):
+        outputs[which].copy_(inputs[which])
+
+    if operation == "broadcast":
+        operands, more, start = lambda which: (outputs[which],), {"src": 0}, root_only
+    else:
+        operands, more, start = lambda which: (outputs[which], inputs[which]), {}, poison
+        if operation == "all_to_all":
+            more = {"dim": 0}  # rows, as PyTorch's all_to_all_single
+    ours = getattr(ctx.ccl, operation)
+    found = []
+    for variant in variants:
+        config = None if variant == "auto" else Config(**{f"{operation}_variant": variant})
+        # Tuples made here, so that the time of an eager call holds nothing of the benchmark's.
+        calls = [partial(ours, *operands(which), config=config, **more) for which in range(sets)]
+        found.append(Candidate(variant, False, lambda which, calls=calls: calls[which](), outputs.__getitem__, start))
+
+    backend, symmetric = peers_here(ctx)
+    if backend is not None:
+        call, begin, once = {
+            "all_reduce": (lambda which: dist.all_reduce(outputs[which]), in_place, True),
+            "all_gather": (lambda which: dist.all_gather_into_tensor(outputs[which], inputs[which]), poison, False),
+            "reduce_scatter": (lambda which: dist.reduce_scatter_tensor(outputs[which], inputs[which]), poison, False),
+            "all_to_all": (lambda which: dist.all_to_all_single(outputs[which], inputs[which]), poison, False),
+            "broadcast": (lambda which: dist.broadcast(outputs[which], 0), root_only, False),
+        }[operation]
+        found.append(Candidate(backend, True, call, outputs.__getitem__, begin, once))
+    if symmetric:
+        found += _symmetric_memory(operation, inputs, outputs, shared)
+    return found, lambda: ctx.ccl.explain(operation, *operands(0), **more)
+
+
+def _symmetric_memory(operation, inputs, outputs, shared) -> list[Candidate]:
+    """The operations of torch.ops.symm_mem that do the same, without those that need multicast."""
+    ops, name = torch.ops.symm_mem, dist.group.WORLD.group_name  # pyright: ignore[reportOptionalMemberAccess]
+    returned: dict[int, torch.Tensor] = {}
+
+    def start(which):
+        # Refilled, because the candidates of an operation share these buffers and some leave their results there.
+        shared[which].copy_(inputs[which])
+        outputs[which].fill_(math.nan)
+        # Operations that return their result take the memory that the one before gave back.
+        returned.setdefault(which, torch.empty_like(outputs[which])).fill_(math.nan)
+
+    def one_shot(which):
+        ops.one_shot_all_reduce_out(shared[which], "sum", name, outputs[which])
+
+    def two_shot(which):
+        ops.two_shot_all_reduce_(shared[which], "sum", name)
+
+    def reduce_scatter(which):
+        ops.reduce_scatter_out(shared[which], name, False, outputs[which])
+
+    def low_contention_all_gather(which):
+        returned.pop(which, None)
+        result = ops._low_contention_all_gather(shared[which], name)
+        returned[which] = torch.ops._c10d_functional.wait_tensor(result)
+
+    def low_contention_reduce_scatter(which):
+        returned.pop(which, None)
+        result = ops._low_contention_reduce_scatter(shared[which], "sum", name)
+        returned[which] = torch.ops._c10d_functional.wait_tensor(result)
+
+    there, here, back = outputs.__getitem__, shared.__getitem__, returned.__getitem__
+    known = {
+        "all_reduce": [
+            ("torch one_shot", "one_shot_all_reduce_out", one_shot, there),
+            ("torch two_shot", "two_shot_all_reduce_", two_shot, here),
+        ],
+        "all_gather": [("torch low_contention", "_low_contention_all_gather", low_contention_all_gather, back)],
+        "reduce_scatter": [
+            ("torch reduce_scatter", "reduce_scatter_out", reduce_scatter, there),
+            ("torch low_contention", "_low_contention_reduce_scatter", low_contention_reduce_scatter, back),
+        ],
+    }
+    return [
+        Candidate(shown, True, call, result, start, once=op == "two_shot_all_reduce_")
+        for shown, op, call, result in known.get(operation, [])
+        if hasattr(ops, op)
+    ]

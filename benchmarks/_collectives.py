@@ -20,6 +20,15 @@ VARIANTS = {
     "all_to_all": ("default", "auto"),
     "broadcast": ("direct", "scatter_allgather", "auto"),
 }
+# By operation: how a peer is shown, and its name in torch.ops.symm_mem. Those that need multicast are left out.
+SYMMETRIC_MEMORY = {
+    "all_reduce": {"torch one_shot": "one_shot_all_reduce_out", "torch two_shot": "two_shot_all_reduce_"},
+    "all_gather": {"torch low_contention": "_low_contention_all_gather"},
+    "reduce_scatter": {
+        "torch reduce_scatter": "reduce_scatter_out",
+        "torch low_contention": "_low_contention_reduce_scatter",
+    },
+}
 SUMS = ("all_reduce", "reduce_scatter")
 # They round at every addition, as PyTorch's operations do; the others add in wide type and round once.
 ROUND_OFTEN = ("atomic", "spinlock")
@@ -110,7 +119,8 @@ class Candidate:
     """One way to do an operation.
 
     Attributes:
-        name: of the variant, or of the peer.
+        variant: of ours, or the peer's name.
+        block: elements that a program of ours handles at a time, None where the operation or a peer decides.
         peer: whether it is not ours.
         call: does the operation on a buffer set.
         result: where a call leaves its result.
@@ -118,7 +128,8 @@ class Candidate:
         once: whether a second call without ``start`` computes something else.
     """
 
-    name: str
+    variant: str
+    block: int | None
     peer: bool
     call: Callable[[int], Any]
     result: Callable[[int], torch.Tensor]
@@ -127,7 +138,11 @@ class Candidate:
 
     @property
     def rounds_often(self) -> bool:
-        return self.peer or self.name in ROUND_OFTEN
+        return self.peer or self.variant in ROUND_OFTEN
+
+    @property
+    def name(self) -> str:
+        return self.variant if self.block is None else f"{self.variant}/{self.block}"
 
 
 def peers_here(ctx: Any) -> tuple[str | None, bool]:
@@ -140,10 +155,29 @@ def peers_here(ctx: Any) -> tuple[str | None, bool]:
     return None if on_gpu and backend != "nccl" else backend, on_gpu
 
 
-def candidates(ctx: Any, operation: str, variants: list[str], buffers: Buffers, numel: int, sets: int):
-    """The candidates of an operation, and ``explain``, which says what ``auto`` takes."""
+def configuration(operation: str, variant: str, block: int, num_warps: int) -> Any:
+    """The ``iris.ccl.Config`` of a variant with blocks of so many elements."""
     from iris.ccl import Config
 
+    rows = min(32, block)
+    chosen: dict[str, Any] = {f"{operation}_variant": variant}
+    return Config(block_size_m=rows, block_size_n=block // rows, num_warps=num_warps, **chosen)
+
+
+def candidates(
+    ctx: Any, operation: str, variants: list[str], blocks: list[int], buffers: Buffers, numel: int, sets: int
+) -> tuple[list[Candidate], Any]:
+    """The candidates of an operation, and the plan that ``auto`` has for it.
+
+    Args:
+        ctx: the context.
+        operation: its name.
+        variants: of ours.
+        blocks: elements of a block, for each variant but ``auto``; empty: as in the plan of ``auto``.
+        buffers: what they work on.
+        numel: elements of the larger tensor.
+        sets: how many buffer sets are used.
+    """
     world, rank = ctx.get_num_ranks(), ctx.get_rank()
     part = numel // world
     taken = part if operation == "all_gather" else numel
@@ -168,12 +202,28 @@ def candidates(ctx: Any, operation: str, variants: list[str], buffers: Buffers, 
         if operation == "all_to_all":
             more = {"dim": 0}  # rows, as PyTorch's all_to_all_single
     ours = getattr(ctx.ccl, operation)
-    found = []
+    plan = ctx.ccl.explain(operation, *operands(0), **more)
+    itemsize = inputs[0].element_size()
+    ways: list[tuple[str, int | None, Any]] = []
     for variant in variants:
-        config = None if variant == "auto" else Config(**{f"{operation}_variant": variant})
-        # Tuples made here, so that the time of an eager call holds nothing of the benchmark's.
+        if variant == "auto":
+            ways.append((variant, None, None))
+        elif blocks:
+            # More warps for more bytes, as the operations do it.
+            warps = {
+                block: 4 if block * itemsize <= 4096 else 8 if block * itemsize <= 8192 else 16 for block in blocks
+            }
+            ways += [(variant, block, configuration(operation, variant, block, warps[block])) for block in blocks]
+        else:
+            # What a plan without a kernel of ours would have is not known: the defaults of Config.
+            block, warps = getattr(plan.config, "block", 2048), getattr(plan.config, "num_warps", 4)
+            ways.append((variant, None, configuration(operation, variant, block, warps)))
+    found = []
+    for variant, block, config in ways:
+        # Bound here, so that the time of an eager call holds next to nothing of the benchmark's.
         calls = [partial(ours, *operands(which), config=config, **more) for which in range(sets)]
-        found.append(Candidate(variant, False, lambda which, calls=calls: calls[which](), outputs.__getitem__, start))
+        call = lambda which, calls=calls: calls[which]()  # noqa: E731
+        found.append(Candidate(variant, block, False, call, outputs.__getitem__, start))
 
     backend, symmetric = peers_here(ctx)
     if backend is not None:
@@ -184,14 +234,13 @@ def candidates(ctx: Any, operation: str, variants: list[str], buffers: Buffers, 
             "all_to_all": (lambda which: dist.all_to_all_single(outputs[which], inputs[which]), poison, False),
             "broadcast": (lambda which: dist.broadcast(outputs[which], 0), root_only, False),
         }[operation]
-        found.append(Candidate(backend, True, call, outputs.__getitem__, begin, once))
+        found.append(Candidate(backend, None, True, call, outputs.__getitem__, begin, once))
     if symmetric:
         found += _symmetric_memory(operation, inputs, outputs, shared)
-    return found, lambda: ctx.ccl.explain(operation, *operands(0), **more)
+    return found, plan
 
 
 def _symmetric_memory(operation, inputs, outputs, shared) -> list[Candidate]:
-    """The operations of torch.ops.symm_mem that do the same, without those that need multicast."""
     ops, name = torch.ops.symm_mem, dist.group.WORLD.group_name  # pyright: ignore[reportOptionalMemberAccess]
     returned: dict[int, torch.Tensor] = {}
 
@@ -222,19 +271,20 @@ def _symmetric_memory(operation, inputs, outputs, shared) -> list[Candidate]:
         returned[which] = torch.ops._c10d_functional.wait_tensor(result)
 
     there, here, back = outputs.__getitem__, shared.__getitem__, returned.__getitem__
-    known = {
-        "all_reduce": [
-            ("torch one_shot", "one_shot_all_reduce_out", one_shot, there),
-            ("torch two_shot", "two_shot_all_reduce_", two_shot, here),
-        ],
-        "all_gather": [("torch low_contention", "_low_contention_all_gather", low_contention_all_gather, back)],
-        "reduce_scatter": [
-            ("torch reduce_scatter", "reduce_scatter_out", reduce_scatter, there),
-            ("torch low_contention", "_low_contention_reduce_scatter", low_contention_reduce_scatter, back),
-        ],
+    ways = {
+        "one_shot_all_reduce_out": (one_shot, there),
+        "two_shot_all_reduce_": (two_shot, here),
+        "_low_contention_all_gather": (low_contention_all_gather, back),
+        "reduce_scatter_out": (reduce_scatter, there),
+        "_low_contention_reduce_scatter": (low_contention_reduce_scatter, back),
     }
     return [
-        Candidate(shown, True, call, result, start, once=op == "two_shot_all_reduce_")
-        for shown, op, call, result in known.get(operation, [])
+        Candidate(shown, None, True, *ways[op], start, once=op == "two_shot_all_reduce_")
+        for shown, op in SYMMETRIC_MEMORY.get(operation, {}).items()
         if hasattr(ops, op)
     ]
+
+
+def absent(operation: str) -> list[str]:
+    """The peers in torch.ops.symm_mem that this version of torch does not have."""
+    return [op for op in SYMMETRIC_MEMORY.get(operation, {}).values() if not hasattr(torch.ops.symm_mem, op)]

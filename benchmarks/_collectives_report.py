@@ -29,7 +29,7 @@ def over_best(rows):
     if not auto or not others:
         return None
     first = min(others, key=lambda row: row["median_us"])
-    return auto[0] / first["median_us"] - 1, first["variant"]
+    return auto[0] / first["median_us"] - 1, first["name"]
 
 
 def table(operation, nbytes, rows, plan, copies, cold):
@@ -37,7 +37,7 @@ def table(operation, nbytes, rows, plan, copies, cold):
 
     Args:
         rows: of the size.
-        plan: what ``auto`` takes, None when it was not asked.
+        plan: what ``auto`` takes.
         copies: bytes a second that copies reach, of all ranks at once and of one alone.
         cold: whether the data of a call is gone from the cache when its turn comes again.
     """
@@ -53,7 +53,7 @@ def table(operation, nbytes, rows, plan, copies, cold):
         heads += ["of the copies of all ranks", "of one rank's copy"]
     lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in rows:
-        cells = [row["variant"]]
+        cells = [row["name"]]
         cells += [f"{row[kind]:.1f}" if kind in row else "-" for kind in (*KINDS, "p50_us", "p99_us")]
         for kind in KINDS:
             peer = best(rows, kind, peer=True)
@@ -62,21 +62,20 @@ def table(operation, nbytes, rows, plan, copies, cold):
         if bytes_moved is not None:
             cells += [f"{bytes_moved / row['median_us'] * 1e6 / copy:.0%}" for copy in copies]
         lines.append("| " + " | ".join(cells) + " |")
-    if plan is not None:
-        text = f"auto takes {plan.algorithm} ({plan.source}: {plan.reason})"
-        judged = over_best(rows)
-        if judged is not None:
-            verdict = "within 5 %" if judged[0] <= 0.05 else "more than 5 % slower"
-            text += f"; its time is {judged[0]:+.1%} from that of our best, {judged[1]}: {verdict}"
-        lines += ["", text + "."]
+    text = f"auto takes {plan.algorithm} ({plan.source}: {plan.reason})"
+    judged = over_best(rows)
+    if judged is not None:
+        verdict = "within 5 %" if judged[0] <= 0.05 else "more than 5 % slower"
+        text += f"; its time is {judged[0]:+.1%} from that of our best, {judged[1]}: {verdict}"
+    lines += ["", text + "."]
     return "\n".join([*lines, ""])
 
 
 def summary(operation, sizes):
     """In how many sizes ours is ahead, given the rows of each size."""
 
-    def time_of(rows, name, kind):
-        return next((row.get(kind) for row in rows if row["variant"] == name), None)
+    def time_of(rows, name, kind):  # with the best block
+        return min((row[kind] for row in rows if row["variant"] == name and kind in row), default=None)
 
     lines = []
     for kind in KINDS:

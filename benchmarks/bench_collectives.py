@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import re
 import statistics
@@ -24,7 +25,7 @@ import time
 
 import torch
 import triton
-from _collectives import VARIANTS, Buffers, Candidate, Data, candidates, peers_here
+from _collectives import VARIANTS, Buffers, Candidate, Data, absent, candidates, peers_here
 from _collectives_report import UNITS, shown, summary, table
 
 import iris
@@ -36,6 +37,7 @@ SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 SMALL = 256 << 10  # up to here single calls are timed too
 LATENCIES = 512
 COLD = 128 << 20  # twice what the cache of an H200 holds, so that data is gone from it when its buffers' turn comes
+CACHED_SETS = 8  # where the data stays in the cache anyway; several, so that stale data shows in the results
 SLACK = {"cuda": 512 << 20, "cpu": 64 << 20}  # of heap, for what the operations allocate themselves
 CYCLES_A_MICROSECOND = 2_000
 HOST_US = 60  # more than the host needs to issue a launch
@@ -69,6 +71,12 @@ def arguments():
     parser.add_argument("--ops", type=words(list(VARIANTS)), default=["all_reduce"], help=", ".join(VARIANTS))
     parser.add_argument("--variants", type=words(every), default=every, help="ours, as far as an operation has them")
     parser.add_argument(
+        "--blocks",
+        type=lambda text: [int(word) for word in text.split(",")],
+        default=[],
+        help="elements of a block for the variants, powers of two; default what auto takes",
+    )
+    parser.add_argument(
         "--sizes", type=lambda text: [size(word) for word in text.split(",")], default=SIZES, help="as 4KiB,1MiB"
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
@@ -89,8 +97,9 @@ def samples_of(nbytes, samples):
 
 
 def sets_of(nbytes, on_gpu, ranks_a_card):
-    """How many buffer sets calls take in turn: as many as a sample has calls, fewer if those exceed the cache."""
-    return min(calls_of(nbytes, on_gpu), -(-COLD // (2 * nbytes * ranks_a_card)))
+    """How many buffer sets calls take in turn: as many as it takes to exceed the cache, if the calls of a sample do."""
+    calls, wanted = calls_of(nbytes, on_gpu), -(-COLD // (2 * nbytes * ranks_a_card))
+    return wanted if wanted <= calls else min(calls, CACHED_SETS)
 
 
 class Bench:
@@ -104,15 +113,14 @@ class Bench:
         self.ctx = ctx = iris.iris(heap)
         self.rank, self.world = ctx.get_rank(), ctx.get_num_ranks()
         self.on_gpu = ctx.get_device().type == "cuda"
-        self.hosts = self.world if ctx.runtime in ("loopback", "sim") else 1  # that take turns in one process
         self.ranks_a_card = -(-self.world // torch.cuda.device_count()) if self.on_gpu else 1
         if ctx.runtime == "loopback":
             self.ranks_a_card = self.world
         ctx.device_barrier()
-        self.backend, symmetric = peers_here(ctx)
+        _, self.symmetric = peers_here(ctx)
         self.data = Data(self.world, self.dtype, ctx.get_device())
         numels = [nbytes // self.dtype.itemsize for nbytes in self._capacities(self.on_gpu, self.ranks_a_card)]
-        self.buffers = Buffers(ctx, self.data, numels, symmetric)
+        self.buffers = Buffers(ctx, self.data, numels, self.symmetric)
         self.wrong: list[str] = []
         ctx.barrier()
 
@@ -126,8 +134,8 @@ class Bench:
             print(text, flush=True)
 
     def hold(self, launches):
-        """Keep the GPU busy until the host has issued the launches that follow, on all ranks that it serves."""
-        torch.cuda._sleep(self.hosts * max(1_000, HOST_US * launches) * CYCLES_A_MICROSECOND)
+        """Keep the GPU busy until the host has issued the launches that follow, the first of them a barrier."""
+        torch.cuda._sleep(max(1_000, HOST_US * launches) * CYCLES_A_MICROSECOND)
 
     def slowest(self, mine):
         """Every sample on the rank where it took longest, for {candidate: {kind: samples}}."""
@@ -158,13 +166,15 @@ def copy_rates(bench):
     ctx, repeats = bench.ctx, 4
     source = torch.ones((256 << 20) if bench.on_gpu else 1 << 20, dtype=torch.uint8, device=ctx.get_device())
     target = torch.empty_like(source)
+    copy = Candidate("copy", None, False, lambda _: target.copy_(source), lambda _: target, lambda _: target.zero_())
+    replay = captured(bench, copy, repeats, 1, "copy").replay if bench.on_gpu else None
     rates = []
     for copying in (range(bench.world), (0,)):
         times = []
         for _ in range(5):
             ctx.barrier()
             if bench.rank in copying:
-                times.append(sample(bench, lambda _: target.copy_(source), repeats, 1, meet=len(copying) > 1))
+                times.append(sample(bench, copy.call, repeats, 1, meet=len(copying) > 1, replay=replay))
         everyone = [theirs for theirs in ctx.exchange.all_gather("benchmark: copies", times) if theirs]
         us = statistics.median(max(each) for each in zip(*everyone, strict=True))
         rates.append(len(copying) * 2 * source.numel() / us * 1e6)
@@ -277,7 +287,7 @@ def measure(bench, operation, nbytes):
     numel = nbytes // bench.dtype.itemsize // block * block
     calls, sets = calls_of(nbytes, bench.on_gpu), sets_of(nbytes, bench.on_gpu, bench.ranks_a_card)
     variants = [variant for variant in VARIANTS[operation] if variant in options.variants]
-    found, explain = candidates(ctx, operation, variants, bench.buffers, numel, sets)
+    found, plan = candidates(ctx, operation, variants, options.blocks, bench.buffers, numel, sets)
     able, graphs = [], {}
     for candidate in found:
         label = f"{operation}, {candidate.name}, {shown(nbytes)}"
@@ -312,15 +322,17 @@ def measure(bench, operation, nbytes):
             each = latencies(bench, candidate, calls, sets)
             if batch >= 1:
                 times[candidate.name].setdefault("single", []).extend(each)
-    plan = explain() if "auto" in variants else None
     rows = []
-    for name, kinds in bench.slowest(times).items():
-        row = {"operation": operation, "world": bench.world, "bytes": numel * bench.dtype.itemsize, "variant": name}
-        row |= {"peer": next(c.peer for c in able if c.name == name), "calls": calls, "sets": sets}
+    slowest = bench.slowest(times)
+    for candidate in able:
+        kinds = slowest[candidate.name]
+        row = {"operation": operation, "world": bench.world, "bytes": numel * bench.dtype.itemsize}
+        row |= {"name": candidate.name, "variant": candidate.variant, "block": candidate.block, "peer": candidate.peer}
+        row |= {"calls": calls, "sets": sets}
         row |= {f"{kind}_us": statistics.median(kinds[kind]) for kind in ("graph", "eager") if kind in kinds}
         if "single" in kinds:
             ordered = sorted(kinds["single"])
-            row |= {"p50_us": statistics.median(ordered), "p99_us": ordered[int(0.99 * (len(ordered) - 1))]}
+            row |= {"p50_us": statistics.median(ordered), "p99_us": ordered[math.ceil(0.99 * len(ordered)) - 1]}
         row["median_us"] = row.get("graph_us", row["eager_us"])
         row["samples"] = {kind: [round(us, 3) for us in kinds[kind]] for kind in ("graph", "eager") if kind in kinds}
         rows.append(row)
@@ -344,10 +356,12 @@ def main():
     everything = []
     for operation in options.ops:
         sizes = []
+        for op in absent(operation) if bench.symmetric else ():
+            bench.say(f"This torch has no torch.ops.symm_mem.{op}: one peer less.\n")
         for nbytes in options.sizes:
             rows, plan = measure(bench, operation, nbytes)
             for row in rows:
-                if row["variant"] == "auto" and plan is not None:
+                if row["variant"] == "auto":
                     row["algorithm"] = plan.algorithm
             cold = 2 * nbytes * bench.ranks_a_card * sets_of(nbytes, bench.on_gpu, bench.ranks_a_card) >= COLD
             bench.say(table(operation, nbytes, rows, plan, copies, cold))

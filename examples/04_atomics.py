@@ -1,4 +1,10 @@
-"""Atomics on other ranks' memory: a histogram whose bins are spread over the ranks, and work taken from one counter.
+"""Atomics on other ranks' memory, and what their old values are good for.
+
+- add: a histogram whose bins are spread over the ranks, and work taken from one counter;
+- compare-and-swap: every program takes the first free seat;
+- max: the largest value of all ranks and where it is, in one word.
+
+How fast they are: 09_bandwidth.py.
 
 iris run -n 3 examples/04_atomics.py
 """
@@ -31,6 +37,27 @@ def take_work(counter, taken_by, items, rank, heap_bases):
         item = iris.atomic_add(counter, 1, rank, 0, heap_bases, sem="relaxed")
 
 
+@triton.jit
+def take_seat(seats, rank, heap_bases):
+    # Only a free seat, a 0, is replaced: of all who try at once, one finds the 0 and the others find that one's name.
+    me = rank * tl.num_programs(0) + tl.program_id(0) + 1
+    seat = 0
+    found = iris.atomic_cas(seats, 0, me, rank, 0, heap_bases, sem="relaxed")
+    while found != 0:
+        seat += 1
+        found = iris.atomic_cas(seats + seat, 0, me, rank, 0, heap_bases, sem="relaxed")
+
+
+@triton.jit
+def find_largest(values, largest, n, rank, heap_bases, world: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(values + offs, mask=offs < n, other=-1)
+    # The value in the upper half decides, and what is below it comes along.
+    place = tl.max((value.to(tl.int64) << 32) + rank * n + offs, axis=0)
+    for peer in range(world):
+        iris.atomic_max(largest, place, rank, peer, heap_bases, sem="relaxed")
+
+
 ctx = iris.iris(heap_size=1 << 20)
 rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
 
@@ -56,4 +83,27 @@ ctx.barrier()
 takers = ctx.broadcast(taken_by, src=0)
 assert int(takers.min()) >= 1
 assert int(takers.max()) <= world
-print(f"rank {rank} of {world}: owns {len(expected)} bins, took {int((takers == rank + 1).sum())} of {items} items")
+
+# Seats: as many as programs, so that all are taken, each by another program.
+programs = 3
+seats = ctx.zeros(world * programs, dtype=torch.int32)
+ctx.barrier()
+take_seat[(programs,)](seats, rank, ctx.get_heap_bases())
+ctx.barrier()
+names = ctx.broadcast(seats, src=0).tolist()
+assert sorted(names) == list(range(1, world * programs + 1)), names
+
+# Largest: every rank offers the best of each of its programs to all ranks, so all of them end with the same word.
+largest = ctx.full((1,), -1, dtype=torch.int64)
+ctx.barrier()
+find_largest[(triton.cdiv(n, block),)](values, largest, n, rank, ctx.get_heap_bases(), world, BLOCK=block)
+ctx.barrier()
+place = int(largest) & (2**32 - 1)
+top = (all_values == all_values.max()).flatten().nonzero()
+assert int(largest) >> 32 == int(all_values.max())
+assert place == int(top.max())  # of equal values the last one wins
+
+print(
+    f"rank {rank} of {world}: owns {len(expected)} bins, took {int((takers == rank + 1).sum())} of {items} items; "
+    f"all {len(names)} seats are taken, the largest value is number {place % n} of rank {place // n}"
+)

@@ -163,6 +163,29 @@ def test_options_of_the_matmul_example(run):
     assert any("5x33x34 bfloat16" in line and ": torch (user)" in line for line in lines), lines
 
 
+def test_options_of_the_bandwidth_example(run):
+    example = ROOT / "examples" / "09_bandwidth.py"
+    operations = ("store", "all-load", "all-atomic_add")
+    lines = run(2, example, "--op", *operations, "--dtype", "bfloat16", "--bytes", 2, 35000, "--repeats", 1)
+    for operation in operations:
+        for nbytes in (2, 35000):  # one element, and two programs of which the second is not full
+            head = lines.index(f"{operation}, torch.bfloat16, {nbytes} bytes a peer, GB/s on the memory of")
+            ranks = ["all others"] if operation.startswith("all-") else ["rank 0", "rank 1"]
+            assert re.split(r"\s{2,}", lines[head + 1].strip()) == ranks
+            for rank, row in enumerate(lines[head + 2 : head + 4]):
+                assert re.fullmatch(rf"by rank {rank} ( +\d+\.\d+){{{len(ranks)}}}", row), row
+    assert sum(line.endswith("3 operations, every value is right") for line in lines) == 2
+
+
+def test_options_of_the_producer_and_consumer(run):
+    example = ROOT / "examples" / "10_producer_consumer.py"
+    lines = run(2, example, "--slots", 1, "--rounds", 1, 4, "--programs", 3, "--part", 16)
+    assert set(lines) == {
+        "rank 0 of 2: sent 5 messages through 1 slots in 2 launches",
+        "rank 1 of 2: received 5 messages in order, all checksums right",
+    }
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
 def test_code_of_a_page_runs_and_prints_what_the_page_shows(run, page, tmp_path):
     paths = []

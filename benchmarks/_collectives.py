@@ -30,8 +30,6 @@ SYMMETRIC_MEMORY = {
     },
 }
 SUMS = ("all_reduce", "reduce_scatter")
-# They round at every addition, as PyTorch's operations do; the others add in wide type and round once.
-ROUND_OFTEN = ("atomic", "spinlock")
 # A prime, so that no shift by whole tiles, slots or pages maps the data onto itself.
 PERIOD = 1_048_573
 SHIFT = 7_919
@@ -135,10 +133,6 @@ class Candidate:
     result: Callable[[int], torch.Tensor]
     start: Callable[[int], Any]
     once: bool = False
-
-    @property
-    def rounds_often(self) -> bool:
-        return self.peer or self.variant in ROUND_OFTEN
 
     @property
     def name(self) -> str:

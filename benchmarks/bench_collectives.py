@@ -1,7 +1,7 @@
 """Collectives: every variant against PyTorch's, in one run.
 
     iris run -n 8 benchmarks/bench_collectives.py
-    iris run -n 8 benchmarks/bench_collectives.py --ops all_gather,reduce_scatter --sizes 64KiB,1MiB,64MiB --json out
+    iris run -n 8 benchmarks/bench_collectives.py --ops all_gather,broadcast --sizes 64KiB,64MiB --json out.json
     iris run --loopback -n 8 benchmarks/bench_collectives.py
 
 A size is that of the larger of an operation's two tensors. Each result is compared with float64 before it is timed, as
@@ -30,6 +30,7 @@ from _collectives_report import UNITS, shown, summary, table
 
 import iris
 from iris.errors import ArgumentError, IrisError, UnsupportedError
+from iris.runtime.links import link_of
 from iris.runtime.settle import settled
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -38,7 +39,7 @@ SMALL = 256 << 10  # up to here single calls are timed too
 LATENCIES = 512
 COLD = 128 << 20  # twice what the cache of an H200 holds, so that data is gone from it when its buffers' turn comes
 CACHED_SETS = 8  # where the data stays in the cache anyway; several, so that stale data shows in the results
-SLACK = {"cuda": 512 << 20, "cpu": 64 << 20}  # of heap, for what the operations allocate themselves
+SLACK = {"cuda": 128 << 20, "cpu": 16 << 20}  # of heap, for what the operations allocate themselves
 CYCLES_A_MICROSECOND = 2_000
 HOST_US = 60  # more than the host needs to issue a launch
 
@@ -98,8 +99,17 @@ def samples_of(nbytes, samples):
 
 def sets_of(nbytes, on_gpu, ranks_a_card):
     """How many buffer sets calls take in turn: as many as it takes to exceed the cache, if the calls of a sample do."""
-    calls, wanted = calls_of(nbytes, on_gpu), -(-COLD // (2 * nbytes * ranks_a_card))
+    calls, wanted = calls_of(nbytes, on_gpu), sets_wanted(nbytes, ranks_a_card)
     return wanted if wanted <= calls else min(calls, CACHED_SETS)
+
+
+def sets_wanted(nbytes, ranks_a_card):
+    return -(-COLD // (2 * nbytes * ranks_a_card))
+
+
+def capacities(sets):
+    """Bytes of each buffer set, given how many sets each size has: of the largest size that has so many."""
+    return [max(nbytes for nbytes in sets if sets[nbytes] > which) for which in range(max(sets.values()))]
 
 
 class Bench:
@@ -108,26 +118,24 @@ class Bench:
     def __init__(self, options):
         self.options, self.dtype = options, DTYPES[options.dtype]
         on_gpu = settled()[0] == "gpu"
-        # Before the context exists the number of ranks on a card is not known; alone on it a rank has the most sets.
-        heap = 2 * sum(self._capacities(on_gpu, 1)) + SLACK["cuda" if on_gpu else "cpu"]
+        # Before the context exists the number of ranks on a card is not known; these are the most sets for any number.
+        most = {nbytes: min(calls_of(nbytes, on_gpu), sets_wanted(nbytes, 1)) for nbytes in options.sizes}
+        heap = 2 * sum(capacities(most)) + SLACK["cuda" if on_gpu else "cpu"]
         self.ctx = ctx = iris.iris(heap)
         self.rank, self.world = ctx.get_rank(), ctx.get_num_ranks()
         self.on_gpu = ctx.get_device().type == "cuda"
+        self.link = link_of(ctx)
         self.ranks_a_card = -(-self.world // torch.cuda.device_count()) if self.on_gpu else 1
         if ctx.runtime == "loopback":
             self.ranks_a_card = self.world
         ctx.device_barrier()
         _, self.symmetric = peers_here(ctx)
         self.data = Data(self.world, self.dtype, ctx.get_device())
-        numels = [nbytes // self.dtype.itemsize for nbytes in self._capacities(self.on_gpu, self.ranks_a_card)]
+        sets = {nbytes: sets_of(nbytes, self.on_gpu, self.ranks_a_card) for nbytes in options.sizes}
+        numels = [nbytes // self.dtype.itemsize for nbytes in capacities(sets)]
         self.buffers = Buffers(ctx, self.data, numels, self.symmetric)
         self.wrong: list[str] = []
         ctx.barrier()
-
-    def _capacities(self, on_gpu, ranks_a_card):
-        """Bytes of each buffer set: of the largest size that has so many sets."""
-        sets = {nbytes: sets_of(nbytes, on_gpu, ranks_a_card) for nbytes in self.options.sizes}
-        return [max(n for n in sets if sets[n] > which) for which in range(max(sets.values()))]
 
     def say(self, text=""):
         if self.rank == 0:
@@ -241,7 +249,7 @@ def right(bench, operation, candidate: Candidate, numel, sets, label, run):
         trouble = f"{type(error).__name__}: {error}".splitlines()[0]
     for which in range(sets) if trouble is None else ():
         have = candidate.result(which)
-        fault = bench.data.fault(operation, have, bench.rank, numel, which, candidate.rounds_often)
+        fault = bench.data.fault(operation, have, bench.rank, numel, which, often=candidate.peer)
         if fault is not None:
             fault = f"rank {bench.rank}, buffer set {which}, {fault}"
             break
@@ -326,7 +334,7 @@ def measure(bench, operation, nbytes):
     slowest = bench.slowest(times)
     for candidate in able:
         kinds = slowest[candidate.name]
-        row = {"operation": operation, "world": bench.world, "bytes": numel * bench.dtype.itemsize}
+        row = {"operation": operation, "link": bench.link, "world": bench.world, "bytes": numel * bench.dtype.itemsize}
         row |= {"name": candidate.name, "variant": candidate.variant, "block": candidate.block, "peer": candidate.peer}
         row |= {"calls": calls, "sets": sets}
         row |= {f"{kind}_us": statistics.median(kinds[kind]) for kind in ("graph", "eager") if kind in kinds}

@@ -12,7 +12,7 @@ import typing as _typing  # noqa: E402
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError  # noqa: E402
 from importlib.metadata import version as _version  # noqa: E402
 
-from iris import errors, hip, logging, ops  # noqa: E402
+from iris import ccl, errors, hip, logging, ops  # noqa: E402
 from iris.device import clock as device_utils  # noqa: E402
 from iris.device import signal  # noqa: E402
 from iris.device.atomics import (  # noqa: E402
@@ -33,6 +33,7 @@ from iris.runtime.logs import DEBUG, ERROR, INFO, WARNING, logger, set_logger_le
 from iris.runtime.tensors import CUDAArrayInterface, tensor_from_ptr  # noqa: E402
 from iris.runtime.timing import do_bench  # noqa: E402
 from iris.x.context import DeviceContext  # noqa: E402
+from iris.x.tile import AllReduceConfig, TensorView, Tile, TileView, make_tensor_view  # noqa: E402
 
 if _typing.TYPE_CHECKING:
     from iris import sim
@@ -41,6 +42,8 @@ Context = DeviceContext
 
 Iris.services.update(
     device_barrier="iris.x.barrier:DeviceBarrier",
+    ccl="iris.ccl:CclNamespace",
+    ccl_state="iris.ccl._calls:State",
     ops="iris.ops:OpsNamespace",
     all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",
 )
@@ -69,11 +72,15 @@ __all__ = [
     "ERROR",
     "INFO",
     "WARNING",
+    "AllReduceConfig",
     "CUDAArrayInterface",
     "Context",
     "DeviceContext",
     "Iris",
     "IrisError",
+    "TensorView",
+    "Tile",
+    "TileView",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -83,6 +90,7 @@ __all__ = [
     "atomic_sub",
     "atomic_xchg",
     "atomic_xor",
+    "ccl",
     "copy",
     "device_utils",
     "do_bench",
@@ -94,6 +102,7 @@ __all__ = [
     "load",
     "logger",
     "logging",
+    "make_tensor_view",
     "ops",
     "put",
     "set_logger_level",

@@ -353,6 +353,11 @@ class Iris(TensorFactory):
         return self._services[name]
 
     @property
+    def ccl(self) -> Any:
+        """The collectives on tensors: ``ctx.ccl.all_reduce(...)``."""
+        return self.service("ccl")
+
+    @property
     def ops(self) -> Any:
         """The fused operations: ``ctx.ops.all_gather_matmul(...)``."""
         return self.service("ops")

@@ -1,0 +1,235 @@
+"""How every collective runs: check, agree with the other ranks, remember, put in order with the stream, launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris.errors import ArgumentError, CaptureError, IrisError
+from iris.runtime import checks
+from iris.runtime.calls import Calls, StreamOrder
+from iris.runtime.channels import Channels
+from iris.runtime.groups import Group
+from iris.tuning import Plan
+
+if TYPE_CHECKING:
+    from iris.runtime.context import Iris
+
+
+@dataclass
+class Work:
+    """What a collective returns.
+
+    Attributes:
+        plan: what ran and why.
+    """
+
+    plan: Plan | None = None
+    _event: Any = field(default=None, repr=False)
+    _ctx: Any = field(default=None, repr=False)
+
+    def wait(self) -> None:
+        """Order the current stream after a call with ``async_op=True``; nothing to do after other calls."""
+        if self._event is not None:
+            event, self._event = self._event, None
+            self._ctx.current_stream().wait_event(event)
+
+
+@dataclass
+class Call:
+    """A checked combination of arguments, and what every launch of it needs.
+
+    Attributes:
+        plan: the plan.
+        issue: launches it in the current stream, given the channels and the tensors; None when there is nothing to do.
+        touched: names of the tensors that peers touch, whose place on the heap must be the same on every rank.
+        verify: a further comparison of the ranks, collective over the group; None for none.
+    """
+
+    plan: Plan
+    issue: Callable[..., None] | None
+    touched: tuple[str, ...] = ()
+    verify: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call as the caller made it.
+
+    Attributes:
+        ctx: the context.
+        operation: name of the operation.
+        members: the group, as ranks.
+        group: the group, as the caller gave it.
+        tensors: the tensors by argument name, None where the caller may leave one out.
+        facts: what else must be the same on every rank, by name.
+        shared: names of the tensors whose shape and dtype must be the same on every rank.
+    """
+
+    ctx: Iris
+    operation: str
+    members: Group
+    group: Any
+    tensors: dict[str, Any]
+    facts: dict[str, Any]
+    shared: tuple[str, ...]
+
+
+class State(Calls[Call]):
+    """What a context remembers of its collectives."""
+
+    def __init__(self, ctx: Iris):
+        super().__init__(ctx)
+        self._orders: dict[int, tuple[Channels, StreamOrder]] = {}
+
+    def order(self, channels: Channels) -> StreamOrder:
+        """What puts the calls over ``channels`` in order."""
+        key = id(channels)
+        if key not in self._orders:
+            # The channels are kept too, so that nothing else gets their id.
+            self._orders[key] = (channels, StreamOrder(self._ctx))
+        return self._orders[key][1]
+
+
+def state(ctx: Iris) -> State:
+    return ctx.service("ccl_state")
+
+
+def run(
+    request: Request,
+    prepare: Callable[[Request], Call],
+    *,
+    async_op: bool,
+    work: Work,
+    channels: Channels | None = None,
+    own: tuple[Any, ...] = (),
+) -> None:
+    """Run a collective: in the current stream, or with ``async_op`` beside it.
+
+    Args:
+        request: the call.
+        prepare: checks the request and makes a :class:`Call` of it, without launching anything; local.
+        async_op: return at launch; ``work.wait()`` orders the current stream after it.
+        work: the handle to fill in.
+        channels: those to use, None for the context's own.
+        own: what else the call depends on, and may differ between ranks.
+
+    Raises:
+        IrisError: what :func:`prepare` raises, before any launch.
+        RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
+        CaptureError: the first call of a combination of arguments, while a graph is captured.
+    """
+    ctx, tensors = request.ctx, tuple(request.tensors.values())
+    known = state(ctx)
+    key = (
+        request.operation, request.members.ranks, type(request.group), *request.facts.values(), *own,
+        *[_layout(ctx, tensor) for tensor in tensors], relation(*tensors),
+    )  # fmt: skip
+    call = known.recall(key)
+    if call is None:
+        if ctx.capturing():
+            raise CaptureError(
+                f"{request.operation}: the ranks compare the arguments of the first such call, which a graph cannot "
+                "capture; make the call once before the capture"
+            )
+        call = agree(request, prepare)
+        known.remember(key, call)
+    if call.plan is not work.plan:
+        known.report(call.plan)
+        work.plan = call.plan
+    if call.issue is None:
+        return
+    channels = channels or ctx.channels
+    stream = ctx.current_stream()
+    order = known.order(channels)
+    if not async_op:
+        order.follow(stream)
+        call.issue(channels, *tensors)
+        return
+    side = ctx.side_stream()
+    side.wait_stream(stream)
+    order.follow(side)
+    with ctx.use_stream(side):
+        call.issue(channels, *tensors)
+    work._event, work._ctx = side.record_event(), ctx
+
+
+def agree(request: Request, prepare: Callable[[Request], Call]) -> Call:
+    """Prepare a call and compare it across the group. Collective over the group.
+
+    Raises:
+        IrisError: what is wrong here.
+        RankMismatch: what is wrong on another rank, or what differs.
+    """
+    ctx = request.ctx
+    error: IrisError | None = None
+    call = None
+    try:
+        call = prepare(request)
+    except IrisError as caught:
+        error = caught
+    facts: dict[str, Any] = {}
+    for name in request.shared:
+        tensor = request.tensors[name]
+        known = isinstance(tensor, torch.Tensor)
+        facts[name] = (tuple(tensor.shape), tensor.dtype) if known else type(tensor).__name__
+    facts |= request.facts
+    if call is not None:
+        facts["algorithm"] = call.plan.algorithm
+        facts["programs"] = call.plan.config
+        for name in call.touched:
+            tensor = request.tensors[name]
+            facts[f"strides of {name}"] = tensor.stride()
+            facts[f"offset of {name} in the heap"] = tensor.data_ptr() - ctx.heap.base
+    ctx.agreement.reach(request.operation, request.members, facts, error)
+    assert call is not None  # reach() raises the error
+    if call.verify is not None:
+        call.verify()
+    return call
+
+
+def relation(*tensors: Any) -> str:
+    """How the first tensor lies to the second in memory: apart, same (equal first elements), or overlapping."""
+    if len(tensors) < 2 or not all(isinstance(t, torch.Tensor) for t in tensors[:2]):
+        return "apart"
+    one, other = tensors[:2]
+    if one.data_ptr() == other.data_ptr():
+        return "same" if one.numel() and other.numel() else "apart"
+    return "overlapping" if checks.overlap(one, other) else "apart"
+
+
+def check_alias(request: Request, allowed: bool, what: str) -> None:
+    """Raise ArgumentError when output and input overlap in another way than the operation allows.
+
+    Args:
+        request: the call.
+        allowed: whether the tensors lie to each other as the operation allows.
+        what: what it allows, in words.
+    """
+    if not allowed and relation(*request.tensors.values()) != "apart":
+        names = " and ".join(request.tensors)
+        raise ArgumentError(f"{request.operation}: {names} overlap in memory; {what}")
+
+
+def _layout(ctx: Iris, tensor: Any) -> tuple:
+    if not isinstance(tensor, torch.Tensor):
+        return (type(tensor),)
+    address = tensor.data_ptr()
+    offset = address - ctx.heap.base
+    # Off the heap only the alignment counts, which decides how kernels are compiled.
+    place = offset if 0 <= offset < ctx.heap.region.nbytes else -1 - address % 16
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place
+
+
+def alone(operation: str, problem: str) -> Plan:
+    """The plan of a group of one rank."""
+    return Plan(operation, "copy", None, "heuristic", "one rank has nobody to meet", problem)
+
+
+def copy_alone(channels: Channels, out: torch.Tensor, inp: torch.Tensor) -> None:
+    """What a collective of one rank comes to."""
+    if out.data_ptr() != inp.data_ptr():
+        out.copy_(inp.view(out.shape) if inp.is_contiguous() else inp.reshape(out.shape))

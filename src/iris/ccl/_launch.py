@@ -1,0 +1,89 @@
+"""Launches of the kernels of collectives, with what all of them take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris.ccl._pieces import Pieces, integer_dtype
+from iris.ccl.choice import Programs
+from iris.runtime import launch
+from iris.runtime.channels import Channels
+from iris.runtime.groups import Group
+
+if TYPE_CHECKING:
+    from iris.runtime.context import Iris
+
+
+def kernel_launch(
+    ctx: Iris,
+    operation: str,
+    kernel: Any,
+    members: Group,
+    programs: Programs,
+    *,
+    numbers: tuple[int, ...],
+    shape: tuple[int, ...],
+    root: tuple[int, ...] = (),
+    slots: torch.dtype | None = None,
+    moves: bool = False,
+    indexed: bool = True,
+    **meta: Any,
+) -> Callable[..., None]:
+    """A function ``(channels, out, inp)`` that launches ``kernel``.
+
+    Args:
+        ctx: the context.
+        operation: name of the operation, for messages.
+        kernel: takes input, output, ``numbers``, ``shape``, slots (with ``slots``), flags, epochs, tickets, members,
+            index, ``root``, context, and the constants of ``meta``.
+        members: the group.
+        programs: how it runs.
+        numbers: counts of elements, blocks and the like.
+        shape: columns and strides of input and output.
+        root: places of ranks in the group that the kernel takes after the caller's.
+        slots: the type that slots hold.
+        moves: values are moved only, so the kernel sees integers of their size.
+        indexed: whether the kernel takes the caller's place in the group before ``root``.
+        meta: constants of the kernel.
+    """
+    name = launch.kernel_id(operation)
+    ranks = ctx.group_members(members)
+    context = ctx.get_device_context()
+    peers = 2
+    while peers < members.size:
+        peers *= 2
+
+    places = (members.index, *root) if indexed else root
+
+    def issue(channels: Channels, out: torch.Tensor | None, inp: torch.Tensor | None) -> None:
+        # A rank that only gives, or only gets, passes one tensor for both; the kernel uses one of them.
+        out, inp = (inp if out is None else out), (out if inp is None else inp)
+        assert out is not None
+        assert inp is not None
+        if moves:
+            integers = integer_dtype(inp.dtype)
+            out, inp = out.view(integers), inp.view(integers)
+        own = (channels.slots.view(slots),) if slots is not None else ()
+        launch.start(
+            ctx, kernel, (programs.count,),
+            inp, out, *numbers, *shape, *own,
+            channels.flags, channels.epochs, channels.tickets, ranks, *places, context,
+            WORLD=members.size, PEERS=peers, BLOCK=programs.block, KERNEL=name, num_warps=programs.num_warps, **meta,
+        )  # fmt: skip
+
+    return issue
+
+
+def matrix_shape(inp: Pieces, out: Pieces) -> tuple[int, ...]:
+    """Columns and strides of input and output, as kernels take them."""
+    return (*inp.strides, *out.strides)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type that reductions of ``dtype`` are computed in; see :func:`iris.device.numeric.wide_dtype`."""
+    if dtype.itemsize == 8:
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int32

@@ -1,0 +1,152 @@
+"""Which algorithm a collective takes, and with how many programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from iris.ccl.config import Config
+from iris.errors import IrisError
+from iris.runtime.checks import FP8
+from iris.runtime.groups import Group
+from iris.runtime.links import link_of
+from iris.tuning import Plan
+from iris.tuning.collectives import lookup
+
+if TYPE_CHECKING:
+    import torch
+
+    from iris.runtime.context import Iris
+
+
+@dataclass(frozen=True)
+class Programs:
+    """How a kernel runs.
+
+    Attributes:
+        count: programs.
+        block: elements that a program handles at a time.
+        num_warps: warps of a program.
+    """
+
+    count: int
+    block: int
+    num_warps: int
+
+    def __str__(self) -> str:
+        return f"{self.count} programs, blocks of {self.block} elements, {self.num_warps} warps"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm and why: the part of a plan that does not depend on the kernel."""
+
+    algorithm: str
+    source: str
+    reason: str
+
+
+def choose(
+    ctx: Iris,
+    operation: str,
+    members: Group,
+    nbytes: int,
+    named: str | None,
+    obstacles: dict[str, IrisError | None],
+    preference: tuple[str, ...],
+) -> Choice:
+    """The algorithm of a collective.
+
+    Args:
+        ctx: the context.
+        operation: name of the operation, one of the table's.
+        members: the group.
+        nbytes: bytes of the operation, as the table counts them.
+        named: the algorithm that the caller named, None when open.
+        obstacles: for each algorithm the error that naming it raises, None when it can be taken.
+        preference: what to take instead when the table's algorithm has an obstacle, the best first.
+
+    Raises:
+        IrisError: the obstacle of the named algorithm, or when all have one that of the most preferred.
+    """
+    if named is not None:
+        obstacle = obstacles[named]
+        if obstacle is not None:
+            raise obstacle
+        return Choice(named, "user", "the caller named it")
+    link = link_of(ctx)
+    entry = lookup(operation, link, members.size, nbytes)
+    upper = "and more" if entry.bytes_to is None else f"to {entry.bytes_to}"
+    where = f"the table has it for {entry.bytes_from} {upper} bytes, {members.size} ranks, {link} ({entry.source})"
+    obstacle = obstacles[entry.algorithm]
+    if obstacle is None:
+        return Choice(entry.algorithm, "exact" if entry.measured else "heuristic", where)
+    for algorithm in preference:
+        if obstacles[algorithm] is None:
+            reason = f"the table has {entry.algorithm}, which cannot be taken: {obstacle}"
+            return Choice(algorithm, "fallback" if algorithm == "torch" else "heuristic", reason)
+    first = obstacles[preference[0]]
+    assert first is not None
+    raise first
+
+
+def torch_obstacle(
+    ctx: Iris, members: Group, group: Any, tensors: tuple[torch.Tensor, ...], reduces: bool = False
+) -> str:
+    """Why PyTorch's own collective cannot be taken; empty when it can."""
+    if not isinstance(group, dist.ProcessGroup) and members.ranks != tuple(range(ctx.num_ranks)):
+        return "a sequence of ranks is no process group of torch.distributed"
+    if not all(t.is_contiguous() for t in tensors):
+        return "PyTorch's collectives take contiguous tensors"
+    if reduces and tensors[0].dtype in FP8:
+        return f"PyTorch's collectives do not reduce {tensors[0].dtype}"
+    return ""
+
+
+def nccl(group: Any) -> bool:
+    """Whether PyTorch's collectives on GPU tensors run on the GPU (NCCL, RCCL); gloo copies through the host."""
+    chosen = group if isinstance(group, dist.ProcessGroup) else None
+    return "nccl" in str(dist.get_backend_config(chosen)) if dist.is_initialized() else False
+
+
+def programs(ctx: Iris, config: Config | None, count: int, itemsize: int, most_lanes: int, most_block: int) -> Programs:
+    """Programs for a kernel that goes through ``count`` elements.
+
+    Args:
+        ctx: the context.
+        config: the caller's configuration, None when open.
+        count: elements.
+        itemsize: bytes an element.
+        most_lanes: lanes that may take part.
+        most_block: elements that a block may have, a power of two.
+    """
+    compiled = ctx.target.compiled
+    most = min(most_lanes, ctx.get_cu_count())
+    if config is not None and config.comm_sms is not None:
+        most = min(most, config.comm_sms)
+    if config is not None:
+        block = min(config.block_size_m * config.block_size_n, most_block)
+        warps = config.num_warps or 4
+    else:
+        # Enough bytes in flight for the memory, and for few elements as many programs as there are.
+        block = min(most_block, (32768 if compiled else 4096) // itemsize)
+        least = min(block, (2048 if compiled else 512) // itemsize)
+        while block > least and -(-count // block) < most:
+            block //= 2
+        warps = 4 if block * itemsize <= 4096 else 8 if block * itemsize <= 8192 else 16
+    return Programs(max(1, min(most, -(-count // block))), block, warps)
+
+
+def most_block(world: int) -> int:
+    """Elements that a program may hold of each rank at once, so that those of all ranks fit its registers."""
+    block = 1 << 15
+    while block * world > 1 << 16 and block > 1024:
+        block //= 2
+    return block
+
+
+def plan(operation: str, choice: Choice, programs: Programs | None, problem: str) -> Plan:
+    """The plan of a choice."""
+    return Plan(operation, choice.algorithm, programs, choice.source, choice.reason, problem)

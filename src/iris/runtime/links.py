@@ -1,0 +1,38 @@
+"""What joins the memories of a context's ranks, by name; choices of algorithms depend on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris import _env
+
+if TYPE_CHECKING:
+    from iris.runtime.context import Iris
+
+# interpreted: ranks without a GPU; shared: ranks that share one GPU, so that peers' memory is the own; the others by
+# the hardware between the GPUs.
+LINKS = ("interpreted", "shared", "nvlink", "pcie", "xgmi")
+
+
+def link_of(ctx: Iris) -> str:
+    """The link between the ranks of ``ctx``, one of :data:`LINKS`. Local."""
+    target = ctx.target
+    if not target.compiled:
+        return "interpreted"
+    if ctx.runtime == "loopback" or (_env.get("IRIS_RANKS_PER_GPU") or 1) > 1:
+        return "shared"
+    if target.vendor == "amd":
+        return "xgmi"
+    return "nvlink" if _nvlinks(ctx.gpu_id or 0) else "pcie"
+
+
+def _nvlinks(device: int) -> bool:
+    """Whether NVLink joins the GPU to another; taken for granted where PyTorch cannot tell."""
+    from torch._C import _distributed_c10d as c10d
+
+    detect: Any = getattr(c10d, "_detect_dma_connectivity", None)
+    if detect is None or torch.cuda.device_count() < 2:
+        return True
+    return any(detect(c10d.DeviceType.CUDA, "nvlink").matrix[device])

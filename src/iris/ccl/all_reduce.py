@@ -7,7 +7,8 @@ int32 for narrower integers) and rounded once, and every rank holds bitwise the 
     Each rank writes its input into small slots of every peer, then combines what its own slots hold; one meeting for
     each block that fits a slot. Lowest latency. Tensors may lie anywhere, in place too.
 ``one_shot``
-    The ranks meet; each reads every input and combines it; they meet again. The input is on the heap and not the output.
+    The ranks meet; each reads every input and combines them; they meet again. The input is on the heap, apart from
+    the output.
 ``two_shot``
     The ranks meet; each combines its shard of every input and writes the result to every output; they meet again.
     Moves the least bytes. Input and output are on the heap; in place is fine: a shard is read by its owner alone.

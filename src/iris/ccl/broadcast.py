@@ -147,17 +147,17 @@ def _prepare(request: Request) -> Call:
     n, lanes = to.count, ctx.channels.layout.lanes
     shard = n if choice.algorithm == "direct" else -(-n // (members.size * _SHARD)) * _SHARD
     how = programs(ctx, config, shard, out.element_size(), lanes, 1 << 16)
-    flat = {"IN_FLAT": source.flat, "OUT_FLAT": to.flat}
     if choice.algorithm == "direct":
         issue = kernel_launch(
             ctx, OPERATION, push_kernel, members, how,
             numbers=(n, -(-n // how.block)), shape=(0, *source.strides, 0, *to.strides), root=(root,), moves=True,
-            ROOTED=True, BY_RECEIVER=False, BY_SENDER=False, AT_ONCE=True, **flat,
+            ROOTED=True, BY_RECEIVER=False, BY_SENDER=False, AT_ONCE=True, IN_FLAT=source.flat, OUT_FLAT=to.flat,
         )  # fmt: skip
     else:
         issue = kernel_launch(
             ctx, OPERATION, spread_kernel, members, how,
-            numbers=(n, shard, -(-shard // how.block)), shape=matrix_shape(source, to), root=(root,), moves=True, **flat,
+            numbers=(n, shard, -(-shard // how.block)), shape=matrix_shape(source, to), root=(root,), moves=True,
+            IN_FLAT=source.flat, OUT_FLAT=to.flat,
         )  # fmt: skip
     return Call(plan(OPERATION, choice, how, problem), issue if out.numel() else None, ("output_tensor",))
 

@@ -122,8 +122,8 @@ class Config:
                 raise ArgumentError(f"Config.{name} must be a power of two, got {value!r}")
         if self.block_size_m * self.block_size_n > 1 << 16:
             raise ArgumentError(
-                f"Config.block_size_m={self.block_size_m} times block_size_n={self.block_size_n} is more than a program "
-                f"can hold, {1 << 16} elements"
+                f"Config.block_size_m={self.block_size_m} times block_size_n={self.block_size_n} is more than the "
+                f"{1 << 16} elements that a program can hold"
             )
         for name in ("swizzle_size", "all_reduce_num_rings", "num_stages"):
             if not _is_count(getattr(self, name)):

@@ -180,8 +180,8 @@ def _prepare_exchange(request: Request, dst: int, src: int) -> Call:
             receiver = next(post for post in every if post[0] == to)
             if receiver[2] != rank or receiver[4] != count or receiver[5] != dtype:
                 raise RankMismatch(
-                    f"sendrecv: rank {rank} sends {count} elements of {dtype} to rank {to}, which expects {receiver[4]} "
-                    f"elements of {receiver[5]} from rank {receiver[2]}; nothing was launched"
+                    f"sendrecv: rank {rank} sends {count} elements of {dtype} to rank {to}, which expects "
+                    f"{receiver[4]} elements of {receiver[5]} from rank {receiver[2]}; nothing was launched"
                 )
 
     call.verify = verify

@@ -2,7 +2,8 @@
 
 Two meanings, told apart by the output's shape:
 
-- ``output[M / world, ...]``: part r of the first dimension for member r, as ``torch.distributed.reduce_scatter_tensor``.
+- ``output[M / world, ...]``: part r of the first dimension for member r, as
+  ``torch.distributed.reduce_scatter_tensor``.
 - An output of the input's shape (M, N), two-dimensional: the original API's ownership of tiles. Each tile of
   ``block_size_m`` x ``block_size_n`` has one owner, who gets it at its own position; the rest of the output is left as
   it is. :func:`owner_of` says whose a (row, column) is.
@@ -183,8 +184,8 @@ def _by_tiles(request: Request, out, inp, op: ReduceOp, config: Config | None, p
     config = config or Config()
     if config.reduce_scatter_variant == "torch":
         raise UnsupportedError(
-            "PyTorch's reduce-scatter gives each rank a contiguous part; for that the output has the input's shape with "
-            f"the first dimension divided by {members.size} ranks"
+            "PyTorch's reduce-scatter gives each rank a contiguous part; for that the output has the input's shape "
+            f"with the first dimension divided by {members.size} ranks"
         )
     shape = f"tiles of {config.block_size_m}x{config.block_size_n}"
     tiles = -(-inp.shape[0] // config.block_size_m) * -(-inp.shape[1] // config.block_size_n)

@@ -31,8 +31,9 @@ def link_of(ctx: Iris) -> str:
 def _nvlinks(device: int) -> bool:
     """Whether NVLink joins the GPU to another; taken for granted where PyTorch cannot tell."""
     from torch._C import _distributed_c10d as c10d
+    from torch._C._autograd import DeviceType
 
     detect: Any = getattr(c10d, "_detect_dma_connectivity", None)
     if detect is None or torch.cuda.device_count() < 2:
         return True
-    return any(detect(c10d.DeviceType.CUDA, "nvlink").matrix[device])
+    return any(detect(DeviceType.CUDA, "nvlink").matrix[device])

@@ -2,9 +2,10 @@
 
     IRIS_RUNTIME=gpu python _compile_worker.py gfx942 cover
 
-``cover`` is the device API, the barrier and a selection of ``pull`` kernels in which every dtype, transpose, gather
-dimension and shipped configuration occurs; ``product`` is every dtype with every configuration and gather dimension.
-A process of its own, because kernels are either compiled or interpreted, which is settled when iris is imported.
+``cover`` is the device API, the barrier, the functions of tiles and a selection of ``pull`` kernels in which every
+dtype, transpose, gather dimension and shipped configuration occurs; ``product`` is every dtype with every
+configuration and gather dimension. A process of its own, because kernels are either compiled or interpreted, which is
+settled when iris is imported.
 """
 
 import json
@@ -16,6 +17,7 @@ import tempfile
 import torch
 import triton
 import triton.language as tl
+from _tile_kernels import tiles
 
 import iris
 from iris import _target
@@ -358,7 +360,7 @@ def ordering(target, compiled):
 
 def main(arch, selection):
     target = _target.by_arch(arch)
-    wanted = [*api(target), *pull_cover(target)] if selection == "cover" else list(pull_product(target))
+    wanted = [*api(target), *tiles(), *pull_cover(target)] if selection == "cover" else list(pull_product(target))
     records = {}
     if selection == "cover":
         wanted += paced()

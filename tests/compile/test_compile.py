@@ -130,10 +130,19 @@ def test_half_precision_kernels_keep_to_registers(cover, arch):
     assert not spilled, spilled
 
 
+@arch_parameter
+@pytest.mark.timeout(300)
+def test_tile_kernels_keep_to_registers(cover, arch):
+    records = {n: r for n, r in cover(arch)["records"].items() if n.startswith("tile ")}
+    assert len(records) >= 10
+    spilled = {n: r["stack"] for n, r in records.items() if r["stack"] > 64}
+    assert not spilled, spilled
+
+
 # Each line that matters becomes a letter, so that orders are regular expressions: S a store, B a barrier of the
-# threads, X a flag set at system scope (AMD: the order comes from what stands around it), A a system-scope add (AMD), R
-# a system-scope acquiring read, W AMD's wait for all outstanding accesses, L its write-back and I its invalidation of
-# the cache, both at system scope.
+# threads, X a flag set at system scope (AMD: the order comes from what stands around it), A a system-scope add or
+# compare-and-swap (AMD), R a system-scope acquiring read, W AMD's wait for all outstanding accesses, L its write-back
+# and I its invalidation of the cache, both at system scope.
 LETTERS = {
     "nvidia": (
         ("S", r"st\.global"),
@@ -148,7 +157,7 @@ LETTERS = {
         ("L", r"buffer_wbl2 sc0 sc1$"),
         ("I", r"buffer_inv sc0 sc1$"),
         ("X", r"global_atomic_swap\b.* sc1$"),
-        ("A", r"global_atomic_add\b.* sc1$"),
+        ("A", r"global_atomic_(add|cmpswap)\b.* sc1$"),
         ("R", r"global_load_dword\b.* sc0 sc1$"),
     ),
 }
@@ -229,7 +238,8 @@ def test_planted_faults_are_found(cover, arch):
 @pytest.mark.timeout(300)
 def test_kernels_that_signal_peers_do_it_at_system_scope(cover, arch):
     for name, record in cover(arch)["records"].items():
-        if name == "device_barrier" or (record["pull"] and "world=1 " not in name):
+        signals = name == "device_barrier" or (name.startswith("tile ") and " flags " in name)
+        if signals or (record["pull"] and "world=1 " not in name):
             text = letters(arch, record)
             assert not faults_of_wait(arch, record), name
             assert re.search("LW?[XA]" if _target.by_arch(arch).vendor == "amd" else "X", text), (name, text)

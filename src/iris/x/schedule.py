@@ -1,7 +1,37 @@
-"""Index arithmetic of tiles: the order in which programs take them."""
+"""Index arithmetic of tiles: who does which tile, and in which order. It is written here and nowhere else.
+
+A persistent kernel over all tiles, whose programs on one chiplet share rows and columns:
+
+    first = chiplet_program(tl.program_id(0), tl.num_programs(0), CHIPLETS)
+    for tile in range(first, tiles_m * tiles_n, tl.num_programs(0)):
+        pid_m, pid_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
+
+Over the tiles that this rank owns, ``strided`` or in one piece, with or without a rest:
+
+    for i in range(tl.program_id(0), strided_count(tiles, rank, world_size), tl.num_programs(0)):
+        tile = strided_tile(i, rank, world_size)
+
+    for i in range(tl.program_id(0), contiguous_count(tiles, rank, world_size), tl.num_programs(0)):
+        tile = contiguous_first(tiles, rank, world_size) + i
+
+Over ranks, so that not all ranks turn to the same one at once:
+
+    for step in range(world_size):
+        other = rotated_rank(rank, step, world_size)         # the own rank first
+    for step in range(world_size - 1):
+        peer = peer_rank(rank, step + tile, world_size)      # peers only; tiles begin with different ones
+
+Every function is a permutation or a partition for any sizes of at least 1. Numbers may be blocks or scalars.
+"""
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def tile_number(tile_m, tile_n, tiles_n):
+    """Number of the tile in row ``tile_m`` and column ``tile_n``, row by row."""
+    return tile_m * tiles_n + tile_n
 
 
 @triton.jit
@@ -20,3 +50,110 @@ def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     rows = tl.minimum(tiles_m - first_m, GROUP_M)
     within = tile % per_group
     return first_m + within % rows, within // rows
+
+
+@triton.jit
+def staged_tile(tile, tiles_m, tiles_n, STAGE_M: tl.constexpr, GROUP_M: tl.constexpr):
+    """Row and column of tile number ``tile``: stages of ``STAGE_M`` rows of tiles, in grouped order within each.
+
+    The last stage, and the last group of each stage, may have fewer rows, so a group never reaches into the next stage.
+    Whoever fetches stage by stage and whoever computes stage by stage thus name the same tiles.
+    """
+    per_stage = STAGE_M * tiles_n
+    stage = tile // per_stage
+    first_m = stage * STAGE_M
+    row, column = grouped_tile(tile - stage * per_stage, tl.minimum(tiles_m - first_m, STAGE_M), tiles_n, GROUP_M)
+    return first_m + row, column
+
+
+@triton.jit
+def chiplet_program(program, programs, CHIPLETS: tl.constexpr):
+    """A number for ``program`` such that the programs of one chiplet have neighbouring numbers.
+
+    The hardware deals programs out to the chiplets in turn: program p runs on chiplet ``p % CHIPLETS``. Caches are the
+    chiplets' own. A permutation of ``0..programs - 1``, also where the chiplets get unequal numbers of programs.
+    """
+    chiplet = program % CHIPLETS
+    return chiplet * (programs // CHIPLETS) + tl.minimum(chiplet, programs % CHIPLETS) + program // CHIPLETS
+
+
+@triton.jit
+def rotated_rank(rank, step, world_size):
+    """The ``step``-th rank from ``rank`` on: for ``step`` in ``0..world_size - 1`` every rank once, the own first."""
+    return (rank + step) % world_size
+
+
+@triton.jit
+def peer_rank(rank, step, world_size):
+    """The ``step``-th peer: for ``world_size - 1`` steps in a row, from any number on, every rank but the own once.
+
+    The steps go on modulo ``world_size - 1``. In each step the ranks turn to different peers. A world of one has no
+    peers; any step gives the own rank there.
+    """
+    others = world_size - 1
+    # A remainder by 0 is undefined.
+    return (rank + (world_size > 1) + step % (others + (others == 0))) % world_size
+
+
+@triton.jit
+def strided_owner(tile, world_size):
+    """The rank that owns ``tile`` when the ranks own every ``world_size``-th tile."""
+    return tile % world_size
+
+
+@triton.jit
+def strided_count(tiles, rank, world_size):
+    """Number of tiles that ``rank`` owns of ``tiles``, see :func:`strided_owner`; may be 0."""
+    return (tiles + world_size - 1 - rank) // world_size
+
+
+@triton.jit
+def strided_tile(i, rank, world_size):
+    """The ``i``-th tile of ``rank``, see :func:`strided_owner`."""
+    return i * world_size + rank
+
+
+@triton.jit
+def strided_rounds(tiles, world_size):
+    """Number of rounds in which each rank has one tile at most; in the last some ranks may have none.
+
+    Where ranks go through rounds together, as in a ring, all must go through this many: in round ``i`` a rank has the
+    tile :func:`strided_tile` if that is below ``tiles``, and otherwise takes part without one.
+    """
+    return (tiles + world_size - 1) // world_size
+
+
+@triton.jit
+def contiguous_owner(tile, tiles, world_size):
+    """The rank that owns ``tile`` of ``tiles`` when each owns ``tiles // world_size`` in a row and the last the rest.
+
+    With fewer tiles than ranks the last rank owns them all.
+    """
+    share = tiles // world_size
+    in_last = tile >= share * (world_size - 1)
+    # A quotient by 0 is undefined.
+    return in_last * (world_size - 1) + (1 - in_last) * (tile // (share + (share == 0)))
+
+
+@triton.jit
+def contiguous_first(tiles, rank, world_size):
+    """The first tile of ``rank``, see :func:`contiguous_owner`."""
+    return rank * (tiles // world_size)
+
+
+@triton.jit
+def contiguous_count(tiles, rank, world_size):
+    """Number of tiles that ``rank`` owns of ``tiles``, see :func:`contiguous_owner`; may be 0."""
+    return tiles // world_size + (rank == world_size - 1) * (tiles % world_size)
+
+
+@triton.jit
+def balanced_first(tiles, rank, world_size):
+    """The first tile of ``rank`` when each owns tiles in a row and the first ``tiles % world_size`` one more."""
+    return rank * (tiles // world_size) + tl.minimum(rank, tiles % world_size)
+
+
+@triton.jit
+def balanced_count(tiles, rank, world_size):
+    """Number of tiles that ``rank`` owns of ``tiles``, see :func:`balanced_first`; differs by 1 at most."""
+    return tiles // world_size + (rank < tiles % world_size)

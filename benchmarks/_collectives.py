@@ -43,8 +43,8 @@ class Data:
         self.world, self.dtype, self.device = world, dtype, device
         blocks = [random_tensor((PERIOD,), dtype, seed=1, rank=rank) for rank in range(world)]
         self.blocks = torch.stack(blocks).to(device)
-        self.total = sum(block.to(device).double() for block in blocks)
-        self.magnitude = sum(block.to(device).double().abs() for block in blocks)
+        self.total = self.blocks.double().sum(dim=0)
+        self.magnitude = self.blocks.double().abs().sum(dim=0)
 
     def _positions(self, start: int, count: int, which: int) -> torch.Tensor:
         return (torch.arange(start, start + count, device=self.device) + which * SHIFT) % PERIOD
@@ -273,7 +273,7 @@ def _symmetric_memory(operation, inputs, outputs, shared) -> list[Candidate]:
         "_low_contention_reduce_scatter": (low_contention_reduce_scatter, back),
     }
     return [
-        Candidate(shown, None, True, *ways[op], start, once=op == "two_shot_all_reduce_")
+        Candidate(shown, None, True, ways[op][0], ways[op][1], start, once=op == "two_shot_all_reduce_")
         for shown, op in SYMMETRIC_MEMORY.get(operation, {}).items()
         if hasattr(ops, op)
     ]

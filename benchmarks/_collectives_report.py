@@ -62,7 +62,8 @@ def table(operation, nbytes, rows, plan, copies, cold):
         if bytes_moved is not None:
             cells += [f"{bytes_moved / row['median_us'] * 1e6 / copy:.0%}" for copy in copies]
         lines.append("| " + " | ".join(cells) + " |")
-    text = f"auto takes {plan.algorithm} ({plan.source}: {plan.reason})"
+    how = "" if plan.config is None else f" with {plan.config}"
+    text = f"auto takes {plan.algorithm}{how} ({plan.source}: {plan.reason})"
     judged = over_best(rows)
     if judged is not None:
         verdict = "within 5 %" if judged[0] <= 0.05 else "more than 5 % slower"

@@ -75,7 +75,7 @@ def arguments():
         "--blocks",
         type=lambda text: [int(word) for word in text.split(",")],
         default=[],
-        help="elements of a block for the variants, powers of two; default what auto takes",
+        help="elements of a block, powers of two, for variants that go by blocks; default what auto takes",
     )
     parser.add_argument(
         "--sizes", type=lambda text: [size(word) for word in text.split(",")], default=SIZES, help="as 4KiB,1MiB"
@@ -175,7 +175,8 @@ def copy_rates(bench):
     source = torch.ones((256 << 20) if bench.on_gpu else 1 << 20, dtype=torch.uint8, device=ctx.get_device())
     target = torch.empty_like(source)
     copy = Candidate("copy", None, False, lambda _: target.copy_(source), lambda _: target, lambda _: target.zero_())
-    replay = captured(bench, copy, repeats, 1, "copy").replay if bench.on_gpu else None
+    graph = captured(bench, copy, repeats, 1, "copy") if bench.on_gpu else None
+    replay = None if graph is None else graph.replay
     rates = []
     for copying in (range(bench.world), (0,)):
         times = []

@@ -1,4 +1,4 @@
-"""The order of tiles: every tile once, in groups of rows, whatever the sizes."""
+"""Who does which tile, and when: every function of the schedule is a permutation or a partition, whatever the sizes."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iris.x import schedule
 from iris.x.schedule import grouped_tile
 
 MOST = 4096
@@ -77,3 +78,152 @@ def test_neighbours_share_rows_and_columns(device):
     for start in range(0, len(tiles), 16):
         touched = tiles[start : start + 16]
         assert (len({row for row, _ in touched}), len({column for _, column in touched})) == (4, 4)
+
+
+@triton.jit
+def staged_kernel(rows, columns, tiles_m, tiles_n, STAGE_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    inside = offs < tiles_m * tiles_n
+    row, column = schedule.staged_tile(tl.where(inside, offs, 0), tiles_m, tiles_n, STAGE_M, GROUP_M)
+    tl.store(rows + offs, row, mask=inside)
+    tl.store(columns + offs, column, mask=inside)
+
+
+@settings(deadline=None)
+@given(sizes=sizes, stage=st.sampled_from([1, 2, 3, 5, 8, 12, 1000]), group=st.sampled_from([1, 2, 3, 4, 8, 16]))
+def test_stages_end_before_the_next_begins(device, sizes, stage, group):
+    """Groups are clipped at the end of their stage, so stages hold each of their tiles once, for any group."""
+    tiles_m, tiles_n = sizes
+    count = tiles_m * tiles_n
+    rows, columns = (torch.full((count,), -1, dtype=torch.int32, device=device) for _ in range(2))
+    staged_kernel[(1,)](rows, columns, *sizes, stage, group, BLOCK=triton.next_power_of_2(count))
+    want = [
+        (first + row, column)
+        for first in range(0, tiles_m, stage)
+        for row, column in expected(min(stage, tiles_m - first), tiles_n, group)
+    ]
+    assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == want
+    assert sorted(want) == [(row, column) for row in range(tiles_m) for column in range(tiles_n)]
+
+
+@triton.jit
+def chiplet_kernel(out, programs, CHIPLETS: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(out + offs, schedule.chiplet_program(offs, programs, CHIPLETS), mask=offs < programs)
+
+
+@settings(deadline=None)
+@given(programs=st.integers(1, 700), chiplets=st.integers(1, 40))
+def test_programs_of_a_chiplet_are_neighbours(device, programs, chiplets):
+    out = torch.full((programs,), -1, dtype=torch.int32, device=device)
+    chiplet_kernel[(1,)](out, programs, chiplets, BLOCK=triton.next_power_of_2(programs))
+    # Chiplet by chiplet, each with the programs that the hardware deals to it.
+    order_of_chiplets = [p for chiplet in range(chiplets) for p in range(chiplet, programs, chiplets)]
+    assert [order_of_chiplets.index(p) for p in range(programs)] == out.tolist()
+
+
+@triton.jit
+def rotation_kernel(ranks, peers, first, world, BLOCK: tl.constexpr):
+    """Row r: the ranks in the order of rank r, and its peers from step ``first`` on."""
+    steps = tl.arange(0, BLOCK)
+    for rank in range(world):
+        tl.store(ranks + rank * world + steps, schedule.rotated_rank(rank, steps, world), mask=steps < world)
+        peer = schedule.peer_rank(rank, first + steps, world)
+        tl.store(peers + rank * world + steps, peer, mask=steps < world - 1)
+
+
+@settings(deadline=None, max_examples=50)
+@given(world=st.integers(1, 20), first=st.integers(0, 10_000))
+def test_ranks_take_turns(device, world, first):
+    ranks, peers = (torch.full((world, world), -1, dtype=torch.int32, device=device) for _ in range(2))
+    rotation_kernel[(1,)](ranks, peers, first, world, BLOCK=32)
+    everyone = list(range(world))
+    ranks, peers = ranks.tolist(), [row[: world - 1] for row in peers.tolist()]
+    for rank in everyone:
+        assert ranks[rank][0] == rank
+        assert sorted(ranks[rank]) == everyone
+        assert sorted(peers[rank]) == [r for r in everyone if r != rank]
+    for step in everyone:  # nobody is everybody's at once
+        assert sorted(row[step] for row in ranks) == everyone
+    for step in range(world - 1):
+        assert sorted(row[step] for row in peers) == everyone
+
+
+@triton.jit
+def alone_kernel(out):
+    tl.store(out, schedule.peer_rank(0, 5, 1))
+
+
+def test_a_rank_alone_has_itself(device):
+    out = torch.full((1,), -1, dtype=torch.int32, device=device)
+    alone_kernel[(1,)](out)
+    assert out.item() == 0
+
+
+@triton.jit
+def shares_kernel(firsts, counts, owners, tiles, world, BLOCK: tl.constexpr):
+    """Rows of ``firsts`` and ``counts``: strided, contiguous, balanced; of ``owners``: strided, contiguous."""
+    rank = tl.arange(0, BLOCK)
+    there = rank < world
+    tl.store(firsts + rank, schedule.strided_tile(0, rank, world), mask=there)
+    tl.store(firsts + BLOCK + rank, schedule.contiguous_first(tiles, rank, world), mask=there)
+    tl.store(firsts + 2 * BLOCK + rank, schedule.balanced_first(tiles, rank, world), mask=there)
+    tl.store(counts + rank, schedule.strided_count(tiles, rank, world), mask=there)
+    tl.store(counts + BLOCK + rank, schedule.contiguous_count(tiles, rank, world), mask=there)
+    tl.store(counts + 2 * BLOCK + rank, schedule.balanced_count(tiles, rank, world), mask=there)
+    tl.store(counts + 3 * BLOCK, schedule.strided_rounds(tiles, world))
+    tile = tl.arange(0, 1024)
+    tl.store(owners + tile, schedule.strided_owner(tile, world), mask=tile < tiles)
+    tl.store(owners + tiles + tile, schedule.contiguous_owner(tile, tiles, world), mask=tile < tiles)
+
+
+@settings(deadline=None)
+@given(tiles=st.integers(1, 1000), world=st.integers(1, 16))
+def test_shares_are_a_partition(device, tiles, world):
+    firsts, counts = (torch.zeros(4, 16, dtype=torch.int32, device=device) for _ in range(2))
+    owners = torch.full((2, tiles), -1, dtype=torch.int32, device=device)
+    shares_kernel[(1,)](firsts, counts, owners, tiles, world, BLOCK=16)
+    firsts, counts, owners = firsts.tolist(), counts.tolist(), owners.tolist()
+    strided = [list(range(firsts[0][r], firsts[0][r] + counts[0][r] * world, world)) for r in range(world)]
+    contiguous = [list(range(firsts[1][r], firsts[1][r] + counts[1][r])) for r in range(world)]
+    balanced = [list(range(firsts[2][r], firsts[2][r] + counts[2][r])) for r in range(world)]
+    for shares in (strided, contiguous, balanced):
+        assert sorted(tile for share in shares for tile in share) == list(range(tiles))
+    assert owners[0] == [next(r for r in range(world) if tile in strided[r]) for tile in range(tiles)]
+    assert owners[1] == [next(r for r in range(world) if tile in contiguous[r]) for tile in range(tiles)]
+    assert {len(share) for share in contiguous[:-1]} <= {tiles // world}
+    assert max(map(len, balanced)) - min(map(len, balanced)) <= 1
+    # Everyone is through after that many rounds, and somebody has a tile in the last.
+    assert counts[3][0] == max(map(len, strided))
+
+
+@triton.jit
+def persistent_kernel(
+    visits, tiles_m, tiles_n, rank, world, CHIPLETS: tl.constexpr, STAGE_M: tl.constexpr, GROUP_M: tl.constexpr
+):
+    """The loops of the module's docstring, composed: a share of the tiles, by programs in the order of chiplets."""
+    tiles = tiles_m * tiles_n
+    first = schedule.chiplet_program(tl.program_id(0), tl.num_programs(0), CHIPLETS)
+    for i in range(first, schedule.strided_count(tiles, rank, world), tl.num_programs(0)):
+        tile = schedule.strided_tile(i, rank, world)
+        row, column = schedule.staged_tile(tile, tiles_m, tiles_n, STAGE_M, GROUP_M)
+        tl.atomic_add(visits + schedule.tile_number(row, column, tiles_n), 1)
+
+
+@pytest.mark.parametrize(
+    ("programs", "chiplets", "tiles_m", "tiles_n", "world", "stage", "group"),
+    [
+        (1, 1, 1, 1, 1, 1, 1),
+        (5, 3, 7, 5, 3, 4, 3),
+        (8, 4, 6, 7, 2, 2, 4),
+        (7, 8, 1, 13, 5, 3, 2),
+        (13, 6, 9, 1, 4, 8, 8),
+    ],
+)
+def test_persistent_loops_of_all_ranks_visit_every_tile_once(
+    device, programs, chiplets, tiles_m, tiles_n, world, stage, group
+):
+    visits = torch.zeros(tiles_m * tiles_n, dtype=torch.int32, device=device)
+    for rank in range(world):
+        persistent_kernel[(programs,)](visits, tiles_m, tiles_n, rank, world, chiplets, stage, group)
+    assert visits.tolist() == [1] * (tiles_m * tiles_n)

@@ -9,7 +9,7 @@ from iris.x.all_reduce import (
     all_reduce_spinlock,
     all_reduce_two_shot,
 )
-from iris.x.all_to_all import all_to_all
+from iris.x.all_to_all import all_to_all, columns_per_rank
 from iris.x.broadcast import broadcast
 from iris.x.context import DeviceContext
 from iris.x.gather import gather
@@ -44,6 +44,7 @@ __all__ = [
     "all_to_all",
     "broadcast",
     "check_locks",
+    "columns_per_rank",
     "gather",
     "make_tensor_view",
     "number_of_tiles",

@@ -4,18 +4,17 @@ import triton
 import triton.language as tl
 
 from iris.device import numeric
-from iris.errors import ArgumentError
-from iris.x.schedule import rotated_rank
+from iris.x.schedule import chunk_extent, chunk_first, rotated_rank
 
 
 @triton.jit
 def all_gather(tile, dst_view, dim: tl.constexpr, ctx):
     """Store ``tile`` of this rank's shard to its place in ``dst_view`` on every rank, the own included.
 
-    ``dst_view`` is (M, N), the gathered matrix. The shard of rank r is its rows from ``r * (M // world_size)`` on
-    (``dim`` 0) or its columns from ``r * (N // world_size)`` on (``dim`` 1); ``tile`` counts within the shard, and is
-    masked at the shard's edge. The extent along ``dim`` must be a multiple of the world size: :func:`shard_extent`
-    checks it on the host, kernels only with assertions on (interpreted, or with TRITON_DEBUG=1).
+    ``dst_view`` is (M, N), the gathered matrix. The shard of rank r is its rows from ``r * cdiv(M, world_size)`` on
+    (``dim`` 0), or its columns likewise (``dim`` 1): ``cdiv(M, world_size)`` of them, as far as the matrix has so many,
+    as ``torch.chunk`` cuts it. ``tile`` counts within the shard and is masked at its edge. :func:`shard_extent` says on
+    the host how long a shard is.
 
     Precondition: nobody reads this shard in any rank's ``dst_view`` any more.
     Guarantee: none yet. The stores are seen after a barrier of all ranks, or by who waits for a flag that this
@@ -35,13 +34,11 @@ def all_gather(tile, dst_view, dim: tl.constexpr, ctx):
     first_m = 0
     first_n = 0
     if dim == 0:
-        tl.device_assert(dst_view.M % ctx.world_size == 0, "all_gather: M is no multiple of the world size")
-        shard_m = dst_view.M // ctx.world_size
-        first_m = shard_m * ctx.rank
+        first_m = chunk_first(dst_view.M, ctx.rank, ctx.world_size)
+        shard_m = chunk_extent(dst_view.M, ctx.world_size)
     else:
-        tl.device_assert(dst_view.N % ctx.world_size == 0, "all_gather: N is no multiple of the world size")
-        shard_n = dst_view.N // ctx.world_size
-        first_n = shard_n * ctx.rank
+        first_n = chunk_first(dst_view.N, ctx.rank, ctx.world_size)
+        shard_n = chunk_extent(dst_view.N, ctx.world_size)
     _, _, inside = tile.layout(shard_m, shard_n)
     ptrs, mask = dst_view.offset_tile_ptr(tile, first_m, first_n, inside)
     value = numeric.narrow(tile.data, dst_view.ptr.dtype.element_ty)
@@ -49,15 +46,7 @@ def all_gather(tile, dst_view, dim: tl.constexpr, ctx):
         ctx.store(ptrs, value, rotated_rank(ctx.rank, step, ctx.world_size), mask=mask)
 
 
-def shard_extent(extent: int, world_size: int) -> int:
-    """On the host: rows or columns of a shard.
-
-    Raises:
-        ArgumentError: the extent is no multiple of the world size.
-    """
-    if extent % world_size:
-        raise ArgumentError(
-            f"an extent of {extent} cannot be sharded over {world_size} ranks: it must be a multiple of {world_size}, "
-            f"for example {extent - extent % world_size + world_size}"
-        )
-    return extent // world_size
+def shard_extent(extent: int, rank: int, world_size: int) -> int:
+    """On the host: rows or columns of a rank's shard of ``extent``; may be 0."""
+    left = extent - chunk_first.fn(extent, rank, world_size)
+    return max(0, min(left, chunk_extent.fn(extent, world_size)))

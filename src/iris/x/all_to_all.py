@@ -3,14 +3,16 @@
 import triton
 import triton.language as tl
 
+from iris.errors import ArgumentError
+
 
 @triton.jit
 def all_to_all(tile_view, src_view, dst_view, N_per_rank: tl.constexpr, ctx):
     """Fill ``tile_view`` of the own ``dst_view`` with the columns that the other ranks hold for this one.
 
     Both views are (M, world_size * N_per_rank). Column ``r * N_per_rank + j`` of ``dst_view`` on rank d is column
-    ``d * N_per_rank + j`` of ``src_view`` on rank r. A tile may reach over the columns of several ranks. That both
-    views have this width is asserted in kernels with assertions on (interpreted, or with TRITON_DEBUG=1).
+    ``d * N_per_rank + j`` of ``src_view`` on rank r. A tile may reach over the columns of several ranks. Columns
+    past that width belong to nobody and are left alone; :func:`columns_per_rank` refuses such widths on the host.
 
     Precondition: every rank has stored its ``src_view``, and this program knows it from a barrier of all ranks or from
     flags.
@@ -24,9 +26,6 @@ def all_to_all(tile_view, src_view, dst_view, N_per_rank: tl.constexpr, ctx):
         N_per_rank: columns for each pair of ranks (constexpr).
         ctx: :class:`iris.x.context.DeviceContext`.
     """
-    width: tl.constexpr = N_per_rank * ctx.world_size
-    tl.device_assert(dst_view.N == width, "all_to_all: dst_view must have world_size * N_per_rank columns")
-    tl.device_assert(src_view.N == width, "all_to_all: src_view must have world_size * N_per_rank columns")
     rm, rn = tile_view.indices()
     ptrs, inside = dst_view.tile_ptr(tile_view)
     first = tile_view.pid_n * tile_view.block_n // N_per_rank
@@ -38,3 +37,17 @@ def all_to_all(tile_view, src_view, dst_view, N_per_rank: tl.constexpr, ctx):
         mask = inside & there & held[None, :]
         value = ctx.load(src_ptrs, source, mask=mask, other=0.0)
         tl.store(ptrs, value.to(dst_view.ptr.dtype.element_ty), mask=mask)
+
+
+def columns_per_rank(N: int, world_size: int) -> int:
+    """On the host: ``N_per_rank`` of :func:`all_to_all` for matrices of ``N`` columns.
+
+    Raises:
+        ArgumentError: ``N`` is no multiple of the world size.
+    """
+    if N % world_size:
+        raise ArgumentError(
+            f"all_to_all: {N} columns cannot be dealt out to {world_size} ranks; possible: a multiple of {world_size}, "
+            f"such as {N - N % world_size + world_size}"
+        )
+    return N // world_size

@@ -157,3 +157,15 @@ def balanced_first(tiles, rank, world_size):
 def balanced_count(tiles, rank, world_size):
     """Number of tiles that ``rank`` owns of ``tiles``, see :func:`balanced_first`; differs by 1 at most."""
     return tiles // world_size + (rank < tiles % world_size)
+
+
+@triton.jit
+def chunk_extent(extent, world_size):
+    """Length of a rank's chunk of ``extent`` rows or columns, where there are so many: the last ones may be shorter."""
+    return (extent + world_size - 1) // world_size
+
+
+@triton.jit
+def chunk_first(extent, rank, world_size):
+    """Where the chunk of ``rank`` begins, see :func:`chunk_extent`; may be past ``extent``, the chunk is empty then."""
+    return rank * ((extent + world_size - 1) // world_size)

@@ -1,5 +1,8 @@
 """The references, against loops over single numbers."""
 
+import itertools
+import math
+
 import pytest
 import torch
 
@@ -24,3 +27,57 @@ def test_all_gather_matmul(gather_dim, bias):
                 shard, row, column = (m // 2, m % 2, k) if gather_dim == 0 else (k // 3, m, k % 3)
                 total += float(shards[shard][row, column]) * float(b[k, n])
             assert abs(got[m, n].item() - total) < 1e-12
+
+
+OPERATORS = {
+    "SUM": sum,
+    "PRODUCT": math.prod,
+    "MIN": min,
+    "MAX": max,
+    "AVG": lambda values: sum(values) / len(values),
+}
+
+
+@pytest.mark.parametrize("op", list(OPERATORS))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
+def test_all_reduce(op, dtype):
+    inputs = [random_tensor((3, 4), dtype, seed=4, rank=r) for r in range(3)]
+    got = reference.all_reduce(inputs, op)
+    for index in itertools.product(range(3), range(4)):
+        want = OPERATORS[op]([tensor[index].item() for tensor in inputs])
+        assert abs(got[index].item() - want) <= 1e-15 * abs(want)
+
+
+def test_integers_wrap_around():
+    inputs = [torch.tensor([2**62, 100]), torch.tensor([2**62, 100])]
+    assert reference.all_reduce(inputs).tolist() == [-(2**63), 200]
+    assert reference.all_reduce([t.to(torch.int8) for t in inputs]).to(torch.int8).tolist() == [0, -56]
+
+
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+def test_nan_wins(op):
+    one, other = torch.tensor([float("nan"), 1.0, 1.0]), torch.tensor([1.0, float("nan"), 2.0])
+    got = reference.all_reduce([one, other], op)
+    assert got.isnan().tolist() == [True, True, False]
+    assert got[2] == (1.0 if op == "MIN" else 2.0)
+
+
+def test_movements():
+    """By the position of each element."""
+    world, M, N = 3, 2, 6
+    inputs = [torch.arange(M * N).reshape(M, N) + 100 * r for r in range(world)]
+    rows, columns = reference.all_gather(inputs), reference.all_gather(inputs, dim=1)
+    across, down = reference.all_to_all(inputs), reference.all_to_all([t.t() for t in inputs], dim=0)
+    for r, m, n in itertools.product(range(world), range(M), range(N)):
+        value = 100 * r + N * m + n
+        assert rows[r * M + m, n] == columns[m, r * N + n] == value
+        receiver, place = n // 2, r * 2 + n % 2
+        assert across[receiver][m, place] == down[receiver][place, m] == value
+    assert reference.all_gather([torch.tensor(4), torch.tensor(5)]).tolist() == [4, 5]
+
+
+def test_reduce_scatter():
+    inputs = [torch.arange(12).reshape(6, 2) * (r + 1) for r in range(3)]
+    parts = reference.reduce_scatter(inputs)
+    for r, m, n in itertools.product(range(3), range(2), range(2)):
+        assert parts[r][m, n] == 6 * (2 * (2 * r + m) + n)

@@ -1,4 +1,7 @@
-"""What the operations compute, written slowly and plainly in float64. Tests and benchmarks compare with it."""
+"""What the operations compute, written slowly and plainly. Tests and benchmarks compare with it.
+
+Floating-point values are computed in float64, integers in int64, which wraps around as narrower integers do.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +24,46 @@ def all_gather_matmul(
     a = torch.cat([shard.to(torch.float64) for shard in shards], dim=gather_dim)
     product = a @ b.to(torch.float64)
     return product if bias is None else product + bias.to(torch.float64)
+
+
+def all_reduce(inputs: Sequence[torch.Tensor], op: str = "SUM") -> torch.Tensor:
+    """All ranks' inputs combined in rank order, in float64 or int64; averages in float64.
+
+    Args:
+        inputs: every rank's, in rank order.
+        op: SUM, PRODUCT, MIN, MAX or AVG; NaN wins over numbers in MIN and MAX.
+    """
+    total = _wide(inputs[0])
+    for tensor in inputs[1:]:
+        total = _COMBINE[op](total, _wide(tensor))
+    return total.to(torch.float64) / len(inputs) if op == "AVG" else total
+
+
+def reduce_scatter(inputs: Sequence[torch.Tensor], op: str = "SUM") -> list[torch.Tensor]:
+    """Each rank's part of :func:`all_reduce`, cut along the first dimension."""
+    return list(all_reduce(inputs, op).chunk(len(inputs)))
+
+
+def all_gather(inputs: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """All ranks' inputs one after the other along ``dim``; scalars become a vector."""
+    return torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in inputs], dim=dim)
+
+
+def all_to_all(inputs: Sequence[torch.Tensor], dim: int = -1) -> list[torch.Tensor]:
+    """What each rank gets when every rank cuts its input along ``dim`` and gives a piece to each."""
+    world = len(inputs)
+    pieces = [tensor.tensor_split(world, dim=dim) for tensor in inputs]
+    return [torch.cat([pieces[sender][receiver] for sender in range(world)], dim=dim) for receiver in range(world)]
+
+
+_COMBINE = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+}
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris.ccl.config import Config
-from iris.errors import ArgumentError, UnsupportedError
+from iris.ccl.config import Config, reduce_op
+from iris.errors import ArgumentError, IrisError, UnsupportedError
 from iris.runtime.checks import FP8, check_tensor
 from iris.runtime.groups import Group
 
@@ -44,6 +44,14 @@ def check_reduced(ctx: Iris, dtype: torch.dtype) -> None:
     if dtype in FP8 and str(dtype).removeprefix("torch.") not in ctx.target.fp8:
         able = ", ".join(ctx.target.fp8) or "no fp8 dtype"
         raise UnsupportedError(f"{ctx.target.arch} does not compute with {dtype}; it does with: {able}")
+
+
+def meant_op(op: Any) -> Any:
+    """The :class:`iris.ccl.ReduceOp` meant by ``op``, so that all names of it count as the same; else ``op``."""
+    try:
+        return reduce_op(op, floating=True)
+    except IrisError:
+        return op
 
 
 def place_of(members: Group, rank: Any, name: str) -> int:

@@ -124,8 +124,9 @@ def run(
     """
     ctx, tensors = request.ctx, tuple(request.tensors.values())
     known = state(ctx)
+    facts = [(type(fact), fact) for fact in _facts(request).values()]
     key = (
-        request.operation, request.members.ranks, type(request.group), *request.facts.values(), *own,
+        request.operation, request.members.ranks, type(request.group), *facts, *own,
         *[_layout(ctx, tensor) for tensor in tensors], relation(*tensors),
     )  # fmt: skip
     call = known.recall(key)
@@ -176,7 +177,7 @@ def agree(request: Request, prepare: Callable[[Request], Call]) -> Call:
         tensor = request.tensors[name]
         known = isinstance(tensor, torch.Tensor)
         facts[name] = (tuple(tensor.shape), tensor.dtype) if known else type(tensor).__name__
-    facts |= request.facts
+    facts |= _facts(request)
     if call is not None:
         facts["algorithm"] = call.plan.algorithm
         facts["programs"] = call.plan.config
@@ -212,6 +213,11 @@ def check_alias(request: Request, allowed: bool, what: str) -> None:
     if not allowed and relation(*request.tensors.values()) != "apart":
         names = " and ".join(request.tensors)
         raise ArgumentError(f"{request.operation}: {names} overlap in memory; {what}")
+
+
+def _facts(request: Request) -> dict[str, Any]:
+    # What cannot be hashed is no argument that a call can be made with; it is refused, and the others learn of it.
+    return {name: repr(fact) if type(fact).__hash__ is None else fact for name, fact in request.facts.items()}
 
 
 def _layout(ctx: Iris, tensor: Any) -> tuple:

@@ -24,7 +24,7 @@ def peers_there(index, root, WORLD: tl.constexpr, PEERS: tl.constexpr, ROOTED: t
     return there
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index", "root"])
 def push_kernel(
     in_ptr,
     out_ptr,
@@ -101,7 +101,7 @@ def push_kernel(
     close_channel(channel, 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index", "root"])
 def spread_kernel(
     in_ptr,
     out_ptr,
@@ -167,7 +167,7 @@ def spread_kernel(
     close_channel(channel, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index", "root"])
 def reduce_kernel(
     in_ptr,
     out_ptr,
@@ -217,9 +217,9 @@ def reduce_kernel(
         within = tl.cast(block, tl.int64) * BLOCK
         inside = offsets < count - within
         source = elements(in_ptr, first + within, offsets, in_columns, in_row, in_column, IN_FLAT)
-        total = memory.load(source, rank, tl.load(members), context + 2, inside, 0).to(wide)
+        total = memory.load(source, rank, tl.load(members), context + 2, inside, 0.0).to(wide)
         for member in tl.static_range(1, WORLD):
-            value = memory.load(source, rank, tl.load(members + member), context + 2, inside, 0)
+            value = memory.load(source, rank, tl.load(members + member), context + 2, inside, 0.0)
             total = combine(total, value.to(wide), OP)
         result = numeric.narrow(finish(total, OP, WORLD), out_ptr.dtype.element_ty)
         to = elements(out_ptr, first + within, offsets, out_columns, out_row, out_column, OUT_FLAT)
@@ -233,7 +233,7 @@ def reduce_kernel(
     close_channel(channel, 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index"])
 def reduce_tiles_kernel(
     in_ptr,
     out_ptr,
@@ -285,9 +285,9 @@ def reduce_tiles_kernel(
             rows = rows.to(tl.int64)[:, None]
             columns = columns.to(tl.int64)[None, :]
             source = in_ptr + rows * stride_im + columns * stride_in
-            total = memory.load(source, rank, tl.load(members), context + 2, inside, 0).to(wide)
+            total = memory.load(source, rank, tl.load(members), context + 2, inside, 0.0).to(wide)
             for member in tl.static_range(1, WORLD):
-                value = memory.load(source, rank, tl.load(members + member), context + 2, inside, 0)
+                value = memory.load(source, rank, tl.load(members + member), context + 2, inside, 0.0)
                 total = combine(total, value.to(wide), OP)
             result = numeric.narrow(finish(total, OP, WORLD), out_ptr.dtype.element_ty)
             tl.store(out_ptr + rows * stride_om + columns * stride_on, result, mask=inside)
@@ -295,7 +295,7 @@ def reduce_tiles_kernel(
     close_channel(channel, 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index", "root"])
 def gather_kernel(
     in_ptr,
     out_ptr,

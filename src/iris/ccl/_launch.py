@@ -16,6 +16,9 @@ from iris.runtime.groups import Group
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
+# Registers of a compute unit, each for all threads of a warp. Programs wait for their peers, so all must be resident.
+_REGISTERS = 2048
+
 
 def kernel_launch(
     ctx: Iris,
@@ -49,30 +52,40 @@ def kernel_launch(
         indexed: whether the kernel takes the caller's place in the group before ``root``.
         meta: constants of the kernel.
     """
-    name = launch.kernel_id(operation)
-    ranks = ctx.group_members(members)
-    context = ctx.get_device_context()
+    ranks, context = ctx.group_members(members), ctx.get_device_context()
     peers = 2
     while peers < members.size:
         peers *= 2
-
+    grid = (programs.count,)
+    registers = min(_REGISTERS // (programs.num_warps * programs.per_unit), 255)
+    meta |= {"WORLD": members.size, "PEERS": peers, "BLOCK": programs.block, "KERNEL": launch.kernel_id(operation)}
     places = (members.index, *root) if indexed else root
+    fixed = (*numbers, *shape)
+    again: Callable[..., None] | None = None
 
     def issue(channels: Channels, out: torch.Tensor | None, inp: torch.Tensor | None) -> None:
+        nonlocal again
         # A rank that only gives, or only gets, passes one tensor for both; the kernel uses one of them.
         out, inp = (inp if out is None else out), (out if inp is None else inp)
         assert out is not None
         assert inp is not None
+        if again is not None:
+            own = (channels.slots.data_ptr(),) if slots is not None else ()
+            again(
+                inp.data_ptr(), out.data_ptr(), *fixed, *own, *channels.addresses,
+                ranks.data_ptr(), *places, context.data_ptr(),
+            )  # fmt: skip
+            return
         if moves:
             integers = integer_dtype(inp.dtype)
             out, inp = out.view(integers), inp.view(integers)
         own = (channels.slots.view(slots),) if slots is not None else ()
-        launch.start(
-            ctx, kernel, (programs.count,),
-            inp, out, *numbers, *shape, *own,
-            channels.flags, channels.epochs, channels.tickets, ranks, *places, context,
-            WORLD=members.size, PEERS=peers, BLOCK=programs.block, KERNEL=name, num_warps=programs.num_warps, **meta,
+        compiled = launch.start(
+            ctx, kernel, grid, inp, out, *fixed, *own, *channels.words, ranks, *places, context,
+            num_warps=programs.num_warps, maxnreg=registers, **meta,
         )  # fmt: skip
+        if compiled is not None:
+            again = launch.again(compiled, kernel, grid, **meta)
 
     return issue
 

@@ -12,7 +12,7 @@ from iris.device import atomics, link, memory, numeric, signal
 from iris.x.channel import close_channel, meet, meet_some, open_channel, parity_of, slot, take_lane
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index"])
 def all_reduce_push_kernel(
     in_ptr,
     out_ptr,
@@ -57,7 +57,7 @@ def all_reduce_push_kernel(
         meeting += 1
         start = tl.cast(block, tl.int64) * BLOCK
         inside = offsets < n - start
-        own = tl.load(elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT), mask=inside, other=0)
+        own = tl.load(elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT), mask=inside, other=0.0)
         for step in tl.static_range(1, WORLD):
             peer = tl.load(members + (index + step) % WORLD)
             to = slot(slots, lane, parity_of(channel, peer, meeting), rank, num_ranks, SLOT) + offsets
@@ -69,7 +69,7 @@ def all_reduce_push_kernel(
             arrived = slot(slots, lane, parity_of(channel, peer, meeting), peer, num_ranks, SLOT) + offsets
             # The own value stands at its place in the order, so that every rank adds in the same one.
             theirs = tl.where(index == member, 0, n - start)
-            value = tl.load(arrived, mask=offsets < theirs, other=0)
+            value = tl.load(arrived, mask=offsets < theirs, other=0.0)
             value = tl.where(index == member, own, value).to(wide)
             if member == 0:
                 total = value
@@ -80,7 +80,7 @@ def all_reduce_push_kernel(
     close_channel(channel, meeting)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index"])
 def all_reduce_ring_kernel(
     in_ptr,
     out_ptr,
@@ -142,7 +142,7 @@ def all_reduce_ring_kernel(
                 start = base + ((index + (WORLD - direction) * step) % WORLD) * BLOCK
                 inside = offsets < n - start
                 source = elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT)
-                own = tl.load(source, mask=inside, other=0).to(wide)
+                own = tl.load(source, mask=inside, other=0.0).to(wide)
                 if step == 0:
                     passed = own
                 else:
@@ -157,7 +157,7 @@ def all_reduce_ring_kernel(
                 inside = offsets < n - start
                 if step == WORLD - 2:
                     source = elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT)
-                    own = tl.load(source, mask=inside, other=0).to(wide)
+                    own = tl.load(source, mask=inside, other=0.0).to(wide)
                     passed = finish(combine(passed, own, OP), OP, WORLD)
                 result = numeric.narrow(passed, out_ptr.dtype.element_ty)
                 to = elements(out_ptr, start, offsets, out_columns, out_row, out_column, OUT_FLAT)
@@ -166,7 +166,7 @@ def all_reduce_ring_kernel(
     close_channel(channel, meeting)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["to_index", "from_index"])
 def transfer_kernel(
     in_ptr,
     out_ptr,
@@ -229,7 +229,7 @@ def transfer_kernel(
     close_channel(channel, meetings)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index"])
 def all_reduce_accumulate_kernel(
     in_ptr,
     out_ptr,
@@ -286,7 +286,7 @@ def all_reduce_accumulate_kernel(
             start = base + owner * BLOCK
             inside = offsets < n - start
             source = elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT)
-            value = tl.load(source, mask=inside, other=0).to(wide)
+            value = tl.load(source, mask=inside, other=0.0).to(wide)
             theirs = slot(slots, lane, turn % 2, peer, num_ranks, BLOCK) + offsets
             if LOCKED:
                 lock = channel.flags + peer * signal.FLAG_STRIDE + 1

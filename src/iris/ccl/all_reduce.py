@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from iris.ccl import _calls
-from iris.ccl._arguments import check_config, check_pair, check_reduced
+from iris.ccl._arguments import check_config, check_pair, check_reduced, meant_op
 from iris.ccl._calls import Call, Request, Work
 from iris.ccl._kernels import reduce_kernel
 from iris.ccl._launch import kernel_launch, matrix_shape, wide_dtype
@@ -164,7 +164,7 @@ def explain(
 def _request(ctx, output_tensor, input_tensor, op, group, config) -> Request:
     tensors = {"output_tensor": output_tensor, "input_tensor": input_tensor}
     return Request(
-        ctx, OPERATION, ctx.resolve_group(group), group, tensors, {"op": op, "config": config}, tuple(tensors)
+        ctx, OPERATION, ctx.resolve_group(group), group, tensors, {"op": meant_op(op), "config": config}, tuple(tensors)
     )
 
 
@@ -240,7 +240,7 @@ def _kernel(request: Request, algorithm: str, config: Config | None, source: Pie
         shard = n if algorithm == "one_shot" else -(-n // (world * _SHARD)) * _SHARD
         first = 0 if algorithm == "one_shot" else members.index * shard
         # Every rank runs the same number of programs, also one whose shard is short.
-        how = programs(ctx, config, shard, dtype.itemsize, layout.lanes, most_block(world))
+        how = programs(ctx, config, shard, dtype.itemsize, layout.lanes, most_block(world, dtype.itemsize))
         count = max(0, min(shard, n - first))
         return how, kernel_launch(
             ctx, OPERATION, reduce_kernel, members, how,
@@ -249,14 +249,14 @@ def _kernel(request: Request, algorithm: str, config: Config | None, source: Pie
         )  # fmt: skip
     if algorithm == "push":
         slot = layout.slot_bytes // dtype.itemsize
-        how = programs(ctx, config, n, dtype.itemsize, layout.slot_lanes, slot)
+        how = programs(ctx, config, n, dtype.itemsize, layout.slot_lanes, slot, streams=False)
         return how, kernel_launch(
             ctx, OPERATION, all_reduce_push_kernel, members, how,
             numbers=(n, -(-n // how.block)), shape=shape, slots=dtype, SLOT=slot, **meta,
         )  # fmt: skip
     wide = wide_dtype(dtype)
     slot = layout.slot_bytes // wide.itemsize
-    most = programs(ctx, config, n, wide.itemsize, layout.slot_lanes, slot)
+    most = programs(ctx, config, n, wide.itemsize, layout.slot_lanes, slot, streams=False)
     # A lane takes a chunk for each rank at a time, and a chunk fills a slot.
     how = Programs(min(most.count, max(1, -(-n // (world * slot)))), slot, 8)
     rounds = -(-n // (how.count * world * slot))

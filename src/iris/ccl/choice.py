@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from iris.ccl.config import Config
@@ -16,8 +17,6 @@ from iris.tuning import Plan
 from iris.tuning.collectives import lookup
 
 if TYPE_CHECKING:
-    import torch
-
     from iris.runtime.context import Iris
 
 
@@ -29,11 +28,13 @@ class Programs:
         count: programs.
         block: elements that a program handles at a time.
         num_warps: warps of a program.
+        per_unit: programs that must fit a compute unit at a time.
     """
 
     count: int
     block: int
     num_warps: int
+    per_unit: int = 1
 
     def __str__(self) -> str:
         return f"{self.count} programs, blocks of {self.block} elements, {self.num_warps} warps"
@@ -100,7 +101,7 @@ def torch_obstacle(
         return "a sequence of ranks is no process group of torch.distributed"
     if not all(t.is_contiguous() for t in tensors):
         return "PyTorch's collectives take contiguous tensors"
-    if reduces and tensors[0].dtype in FP8:
+    if reduces and tensors[0].dtype in (*FP8, torch.int16):
         return f"PyTorch's collectives do not reduce {tensors[0].dtype}"
     return ""
 
@@ -111,7 +112,15 @@ def nccl(group: Any) -> bool:
     return "nccl" in str(dist.get_backend_config(chosen)) if dist.is_initialized() else False
 
 
-def programs(ctx: Iris, config: Config | None, count: int, itemsize: int, most_lanes: int, most_block: int) -> Programs:
+def programs(
+    ctx: Iris,
+    config: Config | None,
+    count: int,
+    itemsize: int,
+    most_lanes: int,
+    most_block: int,
+    streams: bool = True,
+) -> Programs:
     """Programs for a kernel that goes through ``count`` elements.
 
     Args:
@@ -121,28 +130,37 @@ def programs(ctx: Iris, config: Config | None, count: int, itemsize: int, most_l
         itemsize: bytes an element.
         most_lanes: lanes that may take part.
         most_block: elements that a block may have, a power of two.
+        streams: the kernel goes through memory at the rate that it can; otherwise it waits for peers at every block.
     """
     compiled = ctx.target.compiled
-    most = min(most_lanes, ctx.get_cu_count())
+    # Two programs of 8 warps a unit: while one waits for what it reads, the other writes.
+    per_unit = 2 if compiled and streams else 1
+    units = ctx.get_cu_count()
     if config is not None and config.comm_sms is not None:
-        most = min(most, config.comm_sms)
-    if config is not None:
+        units = min(units, config.comm_sms)
+    most = min(most_lanes, units * per_unit)
+    if config is not None and config.names_block:
         block = min(config.block_size_m * config.block_size_n, most_block)
-        warps = config.num_warps or 4
+        warps = 4
     else:
         # Enough bytes in flight for the memory, and for few elements as many programs as there are.
-        block = min(most_block, (32768 if compiled else 4096) // itemsize)
+        block = min(most_block, (16384 if compiled else 4096) // itemsize)
         least = min(block, (2048 if compiled else 512) // itemsize)
         while block > least and -(-count // block) < most:
             block //= 2
-        warps = 4 if block * itemsize <= 4096 else 8 if block * itemsize <= 8192 else 16
-    return Programs(max(1, min(most, -(-count // block))), block, warps)
+        warps = 4 if block * itemsize <= 4096 else 8
+    if config is not None and config.num_warps is not None:
+        warps = config.num_warps
+    if warps > 8:
+        most = max(1, most // per_unit)
+        per_unit = 1
+    return Programs(max(1, min(most, -(-count // block))), block, warps, per_unit)
 
 
-def most_block(world: int) -> int:
+def most_block(world: int, itemsize: int) -> int:
     """Elements that a program may hold of each rank at once, so that those of all ranks fit its registers."""
-    block = 1 << 15
-    while block * world > 1 << 16 and block > 1024:
+    block = (1 << 16) // itemsize
+    while block * itemsize * world > 1 << 16 and block * itemsize > 2048:
         block //= 2
     return block
 

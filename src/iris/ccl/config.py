@@ -74,10 +74,11 @@ class Config:
     """How a collective's kernel runs; None leaves a choice to the operation.
 
     Attributes:
-        block_size_m, block_size_n: their product is the number of elements that a program handles at a time; where
-            tiles have owners (``reduce_scatter`` with an output of the input's shape), the tile. Powers of two.
+        block_size_m, block_size_n: their product is the number of elements that a program handles at a time, which the
+            default leaves to the operation; where tiles have owners (``reduce_scatter`` with an output of the input's
+            shape), the tile. Powers of two.
         swizzle_size: rows of tiles that are numbered together, where tiles have owners.
-        comm_sms: programs at most. A rank takes no more than its compute units, and no more than there are blocks.
+        comm_sms: compute units to use at most. A rank takes no more than it has, and no more than there are blocks.
         num_xcds, chunk_size, use_gluon, num_stages, threads_per_warp, waves_per_eu: kept for programs that set them.
         all_reduce_variant: one of atomic, spinlock, ring, two_shot, one_shot, push, torch.
         all_reduce_distribution: kept for programs that set it; shards of a tensor are contiguous.
@@ -157,6 +158,11 @@ class Config:
             raise ArgumentError(f"Config.waves_per_eu must be at least 0, got {self.waves_per_eu!r}")
         if self.use_gluon:
             raise ArgumentError("Config.use_gluon=True: there are no Gluon kernels; leave it at False")
+
+    @property
+    def names_block(self) -> bool:
+        """Whether the number of elements that a program handles is given, rather than left to the operation."""
+        return (self.block_size_m, self.block_size_n) != (Config.block_size_m, Config.block_size_n)
 
     def variant(self, operation: str) -> str | None:
         """The variant that is asked for; None when it is open, or when the operation has no variants."""

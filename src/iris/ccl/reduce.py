@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.ccl import _calls
-from iris.ccl._arguments import check_config, check_pair, check_reduced, place_of
+from iris.ccl._arguments import check_config, check_pair, check_reduced, meant_op, place_of
 from iris.ccl._calls import Call, Request, Work
 from iris.ccl._kernels import reduce_kernel
 from iris.ccl._launch import kernel_launch, matrix_shape
@@ -83,7 +83,7 @@ def explain(
 def _request(ctx, output_tensor, input_tensor, dst, op, group, config) -> Request:
     members = ctx.resolve_group(group)
     tensors = {"output_tensor": output_tensor if ctx.cur_rank == dst else None, "input_tensor": input_tensor}
-    return Request(ctx, OPERATION, members, group, tensors, {"dst": dst, "op": op, "config": config}, ("input_tensor",))
+    return Request(ctx, OPERATION, members, group, tensors, {"dst": dst, "op": meant_op(op), "config": config}, ("input_tensor",))
 
 
 def _prepare(request: Request) -> Call:
@@ -107,7 +107,8 @@ def _prepare(request: Request) -> Call:
     if members.size == 1:
         return Call(_calls.alone(OPERATION, problem), _calls.copy_alone if inp.numel() else None)
     checks.check_symmetric(ctx, "input_tensor", inp, "read")
-    how = programs(ctx, config, source.count, inp.element_size(), ctx.channels.layout.lanes, most_block(members.size))
+    size = inp.element_size()
+    how = programs(ctx, config, source.count, size, ctx.channels.layout.lanes, most_block(members.size, size))
     issue = kernel_launch(
         ctx, OPERATION, reduce_kernel, members, how,
         numbers=(0, source.count, -(-source.count // how.block)),

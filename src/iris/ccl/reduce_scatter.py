@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from iris.ccl import _calls
-from iris.ccl._arguments import check_config, check_pair, check_reduced
+from iris.ccl._arguments import check_config, check_pair, check_reduced, meant_op
 from iris.ccl._calls import Call, Request, Work
 from iris.ccl._kernels import reduce_kernel, reduce_tiles_kernel
 from iris.ccl._launch import kernel_launch, matrix_shape
@@ -118,7 +118,7 @@ def owner_of(row: int, column: int, shape: tuple[int, int], world_size: int, con
 def _request(ctx, output_tensor, input_tensor, op, group, config) -> Request:
     tensors = {"output_tensor": output_tensor, "input_tensor": input_tensor}
     return Request(
-        ctx, OPERATION, ctx.resolve_group(group), group, tensors, {"op": op, "config": config}, tuple(tensors)
+        ctx, OPERATION, ctx.resolve_group(group), group, tensors, {"op": meant_op(op), "config": config}, tuple(tensors)
     )
 
 
@@ -162,7 +162,8 @@ def _prepare(request: Request) -> Call:
     )  # fmt: skip
     if choice.algorithm == "torch":
         return Call(plan(OPERATION, choice, None, problem), _torch(request.group, op) if inp.numel() else None)
-    how = programs(ctx, config, to.count, inp.element_size(), ctx.channels.layout.lanes, most_block(members.size))
+    size = inp.element_size()
+    how = programs(ctx, config, to.count, size, ctx.channels.layout.lanes, most_block(members.size, size))
     launch = kernel_launch(
         ctx, OPERATION, reduce_kernel, members, how,
         numbers=(0, to.count, -(-to.count // how.block)),

@@ -85,4 +85,5 @@ class Agreement:
 
 
 def _key(operation: str, group: Group, facts: Mapping[str, Any]) -> tuple:
-    return (operation, group.ranks, tuple(facts.values()))
+    # With the types, because enumerations of different meaning may be equal to the same number.
+    return (operation, group.ranks, tuple((type(fact), fact) for fact in facts.values()))

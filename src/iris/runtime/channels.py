@@ -57,7 +57,7 @@ def layout(target: Target, num_ranks: int) -> Layout:
     """The layout for a target. Interpreted kernels get few and small lanes: their cost is by program, not by byte."""
     if not target.compiled:
         return Layout(lanes=8, slot_lanes=4, slot_bytes=1024, num_ranks=num_ranks)
-    return Layout(lanes=256, slot_lanes=64, slot_bytes=16384, num_ranks=num_ranks)
+    return Layout(lanes=512, slot_lanes=64, slot_bytes=16384, num_ranks=num_ranks)
 
 
 class Channels:
@@ -73,6 +73,7 @@ class Channels:
         slots: uint8, slots by lane, parity and sending rank.
         epochs: int32[lanes * num_ranks] in ordinary memory, how often a lane met each rank.
         tickets: int32[1] in ordinary memory, programs of the running kernel that have started.
+        words, addresses: flags, epochs and tickets, as tensors and as addresses.
     """
 
     def __init__(self, layout: Layout, area: torch.Tensor):
@@ -81,6 +82,9 @@ class Channels:
         self.slots = area[layout.flag_bytes : layout.flag_bytes + layout.slots_bytes]
         self.epochs = torch.zeros(layout.lanes * layout.num_ranks, dtype=torch.int32, device=area.device)
         self.tickets = torch.zeros(1, dtype=torch.int32, device=area.device)
+        # What kernels take, in this order.
+        self.words = (self.flags, self.epochs, self.tickets)
+        self.addresses = tuple(word.data_ptr() for word in self.words)
 
 
 def make(ctx: Iris, what: str) -> Channels:

@@ -17,6 +17,8 @@ _IRIS = Path(__file__).parents[1]
 _LIBRARY = (
     *(str(Path(str(package.__file__)).parent) + os.sep for package in (triton, np, torch)),
     *(str(_IRIS / folder) + os.sep for folder in ("runtime", "device", "sim", "testing")),
+    # Building blocks of kernels; barrier.py has a kernel of its own.
+    *(str(file) for file in sorted((_IRIS / "x").glob("*.py")) if file.name != "barrier.py"),
 )
 _known: dict[Any, bool] = {}
 

@@ -78,7 +78,7 @@ def tiles():
     ranks = {"context": "*i64", "rank": 1, "world": WORLD, "M": "i32", "N": "i32:16"}
     strides = {"stride_sm": "i32:16", "stride_sn": 1, "stride_dm": "i32:16", "stride_dn": 1}
     blocks = {"BLOCK_M": 64, "BLOCK_N": 64}
-    for kind, part in (("fp16", 0), ("i8", 1), ("fp8e5", 2), ("bf16", 2)):
+    for kind, part in (("fp16", 0), ("i8", 1), ("fp8e5", 2)):
         arguments = ranks | strides | blocks | {"src": f"*{kind}", "dst": f"*{kind}", "PART": part}
         yield f"tile movement {part} {kind}", movement_kernel, arguments, {"num_warps": 8}
     for variant, kind, wide in (

@@ -134,7 +134,7 @@ def test_half_precision_kernels_keep_to_registers(cover, arch):
 @pytest.mark.timeout(300)
 def test_tile_kernels_keep_to_registers(cover, arch):
     records = {n: r for n, r in cover(arch)["records"].items() if n.startswith("tile ")}
-    assert len(records) >= 10
+    assert len(records) >= 9
     spilled = {n: r["stack"] for n, r in records.items() if r["stack"] > 64}
     assert not spilled, spilled
 

@@ -71,7 +71,7 @@ def body(ctx, cases):
 def test_blocks_of_every_rank(ranks, world):
     small = [(dtype, (5, 9), (8, 8), False) for dtype in DTYPES]
     ranks(world).run(
-        body, [(torch.bfloat16, (37, 45), (16, 32), False), (torch.float32, (3, 40), (4, 64), True), *small]
+        body, [(torch.bfloat16, (37, 45), (32, 32), False), (torch.float32, (3, 40), (4, 64), True), *small]
     )
 
 

@@ -183,6 +183,8 @@ def agree(request: Request, prepare: Callable[[Request], Call]) -> Call:
         facts["programs"] = call.plan.config
         for name in call.touched:
             tensor = request.tensors[name]
+            if not tensor.numel():
+                continue  # nothing is launched, and it may lie anywhere
             facts[f"strides of {name}"] = tensor.stride()
             facts[f"offset of {name} in the heap"] = tensor.data_ptr() - ctx.heap.base
     ctx.agreement.reach(request.operation, request.members, facts, error)

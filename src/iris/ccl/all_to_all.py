@@ -98,7 +98,8 @@ def _prepare(request: Request) -> Call:
     to, source = pieces("output_tensor", out, members.size, dim), pieces("input_tensor", inp, members.size, dim)
     problem = f"{tuple(inp.shape)} {str(inp.dtype).removeprefix('torch.')}, dim={dim}, {members.size} ranks"
     if members.size == 1:
-        _calls.check_alias(request, _calls.relation(out, inp) == "same", "a single rank may work in place")
+        in_place = _calls.relation(out, inp) == "same" and to.strides == source.strides
+        _calls.check_alias(request, in_place, "a single rank may work in place")
         return Call(_calls.alone(OPERATION, problem), _calls.copy_alone if inp.numel() else None)
     _calls.check_alias(
         request, False, "pieces would be overwritten before they are read; give the output its own memory"

@@ -139,7 +139,8 @@ def _prepare(request: Request) -> Call:
         )
     problem = f"{tuple(inp.shape)} {str(inp.dtype).removeprefix('torch.')} {op.name}, {members.size} ranks"
     if members.size == 1:
-        _calls.check_alias(request, _calls.relation(out, inp) == "same", "a single rank may work in place")
+        in_place = _calls.relation(out, inp) == "same" and out.stride() == inp.stride()
+        _calls.check_alias(request, in_place, "a single rank may work in place")
         return Call(_calls.alone(OPERATION, problem), _calls.copy_alone if inp.numel() else None)
     checks.check_symmetric(ctx, "input_tensor", inp, "read")
     if tiles:

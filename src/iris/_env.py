@@ -117,20 +117,26 @@ _ALL = (
 VARIABLES: dict[str, Variable] = {variable.name: variable for variable in _ALL}
 
 
+# Operations ask at every call.
+_parsed: dict[tuple[str, str], Any] = {}
+
+
 def get(name: str) -> Any:
     """Value of variable ``name``, parsed; its default when unset or empty.
 
     Raises:
         EnvironmentValueError: the variable holds text that it does not know.
     """
-    variable = VARIABLES[name]
     text = os.environ.get(name, "")
-    if not text.strip():
-        return variable.default
+    if (name, text) in _parsed:
+        return _parsed[name, text]
+    variable = VARIABLES[name]
     try:
-        return variable.parse(text)
+        value = variable.parse(text) if text.strip() else variable.default
     except ValueError:
         raise EnvironmentValueError(f"{name}={text!r} is not known; possible: {variable.possible}") from None
+    _parsed[name, text] = value
+    return value
 
 
 def check_all() -> None:

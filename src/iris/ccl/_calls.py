@@ -46,13 +46,14 @@ class Call:
         plan: the plan.
         issue: launches it in the current stream, given the channels and the tensors; None when there is nothing to do.
         touched: names of the tensors that peers touch, whose place on the heap must be the same on every rank.
-        verify: a further comparison of the ranks, collective over the group; None for none.
+        verify: a further comparison of the ranks, None for none. It takes whether the group has just been compared,
+            which is the same on every rank, and may compare the whole group then. Calls with one differ in their plans.
     """
 
     plan: Plan
     issue: Callable[..., None] | None
     touched: tuple[str, ...] = ()
-    verify: Callable[[], None] | None = None
+    verify: Callable[[bool], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,44 +100,47 @@ def state(ctx: Iris) -> State:
 
 
 def run(
-    request: Request,
+    ctx: Iris,
+    given: tuple[Any, ...],
+    tensors: tuple[Any, ...],
+    request: Callable[[], Request],
     prepare: Callable[[Request], Call],
     *,
     async_op: bool,
     work: Work,
     channels: Channels | None = None,
-    own: tuple[Any, ...] = (),
 ) -> None:
     """Run a collective: in the current stream, or with ``async_op`` beside it.
 
     Args:
-        request: the call.
+        ctx: the context.
+        given: the operation's name, the group as it was given, and everything else that a call depends on.
+        tensors: output and input.
+        request: makes the :class:`Request`; only called when the ranks have not agreed on such a call.
         prepare: checks the request and makes a :class:`Call` of it, without launching anything; local.
         async_op: return at launch; ``work.wait()`` orders the current stream after it.
         work: the handle to fill in.
         channels: those to use, None for the context's own.
-        own: what else the call depends on, and may differ between ranks.
 
     Raises:
-        IrisError: what :func:`prepare` raises, before any launch.
+        IrisError: what ``prepare`` raises, before any launch.
         RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
         CaptureError: the first call of a combination of arguments, while a graph is captured.
     """
-    ctx, tensors = request.ctx, tuple(request.tensors.values())
     known = state(ctx)
-    facts = [(type(fact), fact) for fact in _facts(request).values()]
-    key = (
-        request.operation, request.members.ranks, type(request.group), *facts, *own,
-        *[_layout(ctx, tensor) for tensor in tensors], relation(*tensors),
-    )  # fmt: skip
-    call = known.recall(key)
+    key = (*given, *map(type, given), *_layouts(ctx, *tensors))
+    try:
+        call = known.recall(key)
+    except TypeError:  # a value that cannot be hashed: a list of ranks, or no argument that a call can be made with
+        key = (*map(repr, given), *_layouts(ctx, *tensors))
+        call = known.recall(key)
     if call is None:
         if ctx.capturing():
             raise CaptureError(
-                f"{request.operation}: the ranks compare the arguments of the first such call, which a graph cannot "
-                "capture; make the call once before the capture"
+                f"{given[0]}: the ranks compare the arguments of the first such call, which a graph cannot capture; "
+                "make the call once before the capture"
             )
-        call = agree(request, prepare)
+        call = agree(request(), prepare)
         known.remember(key, call)
     if call.plan is not work.plan:
         known.report(call.plan)
@@ -144,16 +148,15 @@ def run(
     if call.issue is None:
         return
     channels = channels or ctx.channels
-    stream = ctx.current_stream()
     order = known.order(channels)
     if not async_op:
-        order.follow(stream)
+        order.follow_current()
         call.issue(channels, *tensors)
         return
     side = ctx.side_stream()
-    side.wait_stream(stream)
-    order.follow(side)
+    side.wait_stream(ctx.current_stream())
     with ctx.use_stream(side):
+        order.follow_current()
         call.issue(channels, *tensors)
     work._event, work._ctx = side.record_event(), ctx
 
@@ -179,18 +182,20 @@ def agree(request: Request, prepare: Callable[[Request], Call]) -> Call:
         facts[name] = (tuple(tensor.shape), tensor.dtype) if known else type(tensor).__name__
     facts |= _facts(request)
     if call is not None:
-        facts["algorithm"] = call.plan.algorithm
-        facts["programs"] = call.plan.config
+        if call.verify is None:
+            facts["algorithm"] = call.plan.algorithm
+            facts["programs"] = call.plan.config
         for name in call.touched:
             tensor = request.tensors[name]
             if not tensor.numel():
                 continue  # nothing is launched, and it may lie anywhere
             facts[f"strides of {name}"] = tensor.stride()
             facts[f"offset of {name} in the heap"] = tensor.data_ptr() - ctx.heap.base
+    compared = not ctx.agreement.known(request.operation, request.members, facts)
     ctx.agreement.reach(request.operation, request.members, facts, error)
     assert call is not None  # reach() raises the error
     if call.verify is not None:
-        call.verify()
+        call.verify(compared)
     return call
 
 
@@ -222,9 +227,16 @@ def _facts(request: Request) -> dict[str, Any]:
     return {name: repr(fact) if type(fact).__hash__ is None else fact for name, fact in request.facts.items()}
 
 
+def _layouts(ctx: Iris, out: Any, inp: Any) -> tuple:
+    """What tells apart calls that differ in their tensors."""
+    one, other = _layout(ctx, out), _layout(ctx, inp)
+    # On the heap the addresses are part of the layouts.
+    return one, other, relation(out, inp) if one[-1] < 0 and other[-1] < 0 else ""
+
+
 def _layout(ctx: Iris, tensor: Any) -> tuple:
     if not isinstance(tensor, torch.Tensor):
-        return (type(tensor),)
+        return type(tensor), 0
     address = tensor.data_ptr()
     offset = address - ctx.heap.base
     # Off the heap only the alignment counts, which decides how kernels are compiled.

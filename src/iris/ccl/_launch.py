@@ -16,9 +16,6 @@ from iris.runtime.groups import Group
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
-# Registers of a compute unit, each for all threads of a warp. Programs wait for their peers, so all must be resident.
-_REGISTERS = 2048
-
 
 def kernel_launch(
     ctx: Iris,
@@ -57,7 +54,6 @@ def kernel_launch(
     while peers < members.size:
         peers *= 2
     grid = (programs.count,)
-    registers = min(_REGISTERS // (programs.num_warps * programs.per_unit), 255)
     meta |= {"WORLD": members.size, "PEERS": peers, "BLOCK": programs.block, "KERNEL": launch.kernel_id(operation)}
     places = (members.index, *root) if indexed else root
     fixed = (*numbers, *shape)
@@ -82,7 +78,7 @@ def kernel_launch(
         own = (channels.slots.view(slots),) if slots is not None else ()
         compiled = launch.start(
             ctx, kernel, grid, inp, out, *fixed, *own, *channels.words, ranks, *places, context,
-            num_warps=programs.num_warps, maxnreg=registers, **meta,
+            num_warps=programs.num_warps, maxnreg=programs.registers, **meta,
         )  # fmt: skip
         if compiled is not None:
             again = launch.again(compiled, kernel, grid, **meta)

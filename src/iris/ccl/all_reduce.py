@@ -112,12 +112,17 @@ def all_reduce(
     """
     if workspace is not None and not isinstance(workspace, AllReduceWorkspace):
         raise ArgumentError(f"workspace must be None or an AllReduceWorkspace, got {type(workspace).__name__}")
-    request = _request(ctx, output_tensor, input_tensor, op, group, config)
     work = workspace if workspace is not None else AllReduceWorkspace()
-    _calls.run(request, _prepare, async_op=async_op, work=work, channels=work.channels)
-    work.variant = work.plan.algorithm if work.plan else ""
-    work.shape, work.dtype = tuple(input_tensor.shape), input_tensor.dtype
-    work.num_rings = config.all_reduce_num_rings if config else 1
+    before = work.plan
+    _calls.run(
+        ctx, (OPERATION, group, config, op), (output_tensor, input_tensor),
+        lambda: _request(ctx, output_tensor, input_tensor, op, group, config), _prepare,
+        async_op=async_op, work=work, channels=work.channels,
+    )  # fmt: skip
+    if work.plan is not before:
+        work.variant = work.plan.algorithm if work.plan else ""
+        work.shape, work.dtype = tuple(input_tensor.shape), input_tensor.dtype
+        work.num_rings = config.all_reduce_num_rings if config else 1
     return work
 
 

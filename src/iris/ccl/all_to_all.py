@@ -63,7 +63,10 @@ def all_to_all(
         CaptureError: the first such call, while a graph is captured.
     """
     work = Work()
-    _calls.run(_request(ctx, output_tensor, input_tensor, group, config, dim), _prepare, async_op=async_op, work=work)
+    _calls.run(
+        ctx, (OPERATION, group, config, dim), (output_tensor, input_tensor),
+        lambda: _request(ctx, output_tensor, input_tensor, group, config, dim), _prepare, async_op=async_op, work=work,
+    )  # fmt: skip
     return work
 
 

@@ -28,13 +28,13 @@ class Programs:
         count: programs.
         block: elements that a program handles at a time.
         num_warps: warps of a program.
-        per_unit: programs that must fit a compute unit at a time.
+        registers: those that a thread may take at most, so that all programs fit the compute units at a time.
     """
 
     count: int
     block: int
     num_warps: int
-    per_unit: int = 1
+    registers: int = 128
 
     def __str__(self) -> str:
         return f"{self.count} programs, blocks of {self.block} elements, {self.num_warps} warps"
@@ -143,10 +143,11 @@ def programs(
         block = min(config.block_size_m * config.block_size_n, most_block)
         warps = 4
     else:
-        # Enough bytes in flight for the memory, and for few elements as many programs as there are.
+        # Enough bytes in flight for the memory, and for few elements as many programs as there are; but where programs
+        # wait for peers at every block, no more blocks than programs.
         block = min(most_block, (16384 if compiled else 4096) // itemsize)
         least = min(block, (2048 if compiled else 512) // itemsize)
-        while block > least and -(-count // block) < most:
+        while block > least and (-(-count // block) < most if streams else -(-2 * count // block) <= most):
             block //= 2
         warps = 4 if block * itemsize <= 4096 else 8
     if config is not None and config.num_warps is not None:
@@ -154,7 +155,7 @@ def programs(
     if warps > 8:
         most = max(1, most // per_unit)
         per_unit = 1
-    return Programs(max(1, min(most, -(-count // block))), block, warps, per_unit)
+    return Programs(max(1, min(most, -(-count // block))), block, warps, 80 if per_unit == 2 else 128)
 
 
 def most_block(world: int, itemsize: int) -> int:

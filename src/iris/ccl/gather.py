@@ -58,7 +58,11 @@ def gather(
         CaptureError: the first such call, while a graph is captured.
     """
     work = Work()
-    _calls.run(_request(ctx, output_tensor, input_tensor, dst, group, config), _prepare, async_op=async_op, work=work)
+    out = output_tensor if ctx.cur_rank == dst else None
+    _calls.run(
+        ctx, (OPERATION, group, config, dst), (out, input_tensor),
+        lambda: _request(ctx, out, input_tensor, dst, group, config), _prepare, async_op=async_op, work=work,
+    )  # fmt: skip
     return work
 
 

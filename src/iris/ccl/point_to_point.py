@@ -63,11 +63,14 @@ def send(
         CaptureError: the first such call, while a graph is captured.
     """
     work = Work()
-    members = ctx.resolve_group(group)
-    pair = _pair(ctx, members, dst, "dst")
-    tensors = {"output_tensor": None, "tensor": tensor}
-    request = Request(ctx, "send/recv", pair, group, tensors, _facts(tensor, ctx.cur_rank, dst, tag, config), ())
-    _calls.run(request, _prepare_pair, async_op=async_op, work=work)
+
+    def request() -> Request:
+        pair = _pair(ctx, ctx.resolve_group(group), dst, "dst")
+        tensors = {"output_tensor": None, "tensor": tensor}
+        return Request(ctx, "send/recv", pair, group, tensors, _facts(tensor, ctx.cur_rank, dst, tag, config), ())
+
+    given = ("send", group, config, dst, tag)
+    _calls.run(ctx, given, (None, tensor), request, _prepare_pair, async_op=async_op, work=work)
     return work
 
 
@@ -82,11 +85,14 @@ def recv(
 ) -> Work:
     """Receive what a rank sends with :func:`send`, of as many elements and the dtype; see there."""
     work = Work()
-    members = ctx.resolve_group(group)
-    pair = _pair(ctx, members, src, "src")
-    tensors = {"tensor": tensor, "input_tensor": None}
-    request = Request(ctx, "send/recv", pair, group, tensors, _facts(tensor, src, ctx.cur_rank, tag, config), ())
-    _calls.run(request, _prepare_pair, async_op=async_op, work=work)
+
+    def request() -> Request:
+        pair = _pair(ctx, ctx.resolve_group(group), src, "src")
+        tensors = {"tensor": tensor, "input_tensor": None}
+        return Request(ctx, "send/recv", pair, group, tensors, _facts(tensor, src, ctx.cur_rank, tag, config), ())
+
+    given = ("recv", group, config, src, tag)
+    _calls.run(ctx, given, (tensor, None), request, _prepare_pair, async_op=async_op, work=work)
     return work
 
 
@@ -111,10 +117,16 @@ def sendrecv(
     The other arguments, the result and the errors are those of :func:`send`.
     """
     work = Work()
-    tensors = {"recv_tensor": recv_tensor, "send_tensor": send_tensor}
-    facts = {"tag": tag, "config": config}
-    request = Request(ctx, "sendrecv", ctx.resolve_group(group), group, tensors, facts, ())
-    _calls.run(request, lambda r: _prepare_exchange(r, dst, src), async_op=async_op, work=work, own=(dst, src))
+
+    def request() -> Request:
+        tensors = {"recv_tensor": recv_tensor, "send_tensor": send_tensor}
+        facts = {"tag": tag, "config": config}
+        return Request(ctx, "sendrecv", ctx.resolve_group(group), group, tensors, facts, ())
+
+    _calls.run(
+        ctx, ("sendrecv", group, config, dst, src, tag), (recv_tensor, send_tensor),
+        request, lambda made: _prepare_exchange(made, dst, src), async_op=async_op, work=work,
+    )  # fmt: skip
     return work
 
 
@@ -172,20 +184,34 @@ def _prepare_exchange(request: Request, dst: int, src: int) -> Call:
     else:
         call = _call(request, inp.dtype, sends, receives, places)
 
-    def verify() -> None:
-        mine = (ctx.cur_rank, dst, src, inp.numel(), out.numel(), str(inp.dtype))
-        for rank, to, _, count, _, dtype in (
-            every := ctx.exchange.all_gather("sendrecv(): partners", mine, members.ranks)
-        ):
-            receiver = next(post for post in every if post[0] == to)
-            if receiver[2] != rank or receiver[4] != count or receiver[5] != dtype:
-                raise RankMismatch(
-                    f"sendrecv: rank {rank} sends {count} elements of {dtype} to rank {to}, which expects "
-                    f"{receiver[4]} elements of {receiver[5]} from rank {receiver[2]}; nothing was launched"
-                )
-
-    call.verify = verify
+    messages = {(ctx.cur_rank, dst): (inp.numel(), inp.dtype), (src, ctx.cur_rank): (out.numel(), out.dtype)}
+    call.verify = lambda compared: _verify(ctx, members, dst, src, messages if dst != ctx.cur_rank else {}, compared)
     return call
+
+
+def _verify(ctx: Iris, members: Group, dst: int, src: int, messages: dict, compared: bool) -> None:
+    """Compare partners across the group when its arguments have just been, and messages by pairs of ranks.
+
+    By pairs, because ranks whose own messages stay as they are do not compare again. Every rank takes its pairs in the
+    same order, so that none waits for another in a circle.
+    """
+    if compared and members.size > 1:
+        posts = ctx.exchange.all_gather("sendrecv(): partners", (dst, src), members.ranks)
+        expects = {rank: source for rank, (_, source) in zip(members.ranks, posts, strict=True)}
+        for rank, (to, _) in zip(members.ranks, posts, strict=True):
+            if expects[to] != rank:
+                raise RankMismatch(
+                    f"sendrecv: rank {rank} sends to rank {to}, which expects a message from rank {expects[to]}; "
+                    "nothing was launched"
+                )
+    for pair, (elements, dtype) in sorted(messages.items()):
+        try:
+            group = Group(pair, pair.index(ctx.cur_rank))
+            ctx.agreement.reach("sendrecv", group, {"elements of the message": elements, "dtype": dtype})
+        except RankMismatch as error:
+            # The others of the group may be on their way into the kernel.
+            ctx.exchange.post_fault(f"{type(error).__name__}: {error}")
+            raise
 
 
 def _call(request: Request, dtype: torch.dtype, sends: Pieces, receives: Pieces, places: tuple[int, int]) -> Call:

@@ -62,8 +62,11 @@ def reduce(
         CaptureError: the first such call, while a graph is captured.
     """
     work = Work()
-    request = _request(ctx, output_tensor, input_tensor, dst, op, group, config)
-    _calls.run(request, _prepare, async_op=async_op, work=work)
+    out = output_tensor if ctx.cur_rank == dst else None
+    _calls.run(
+        ctx, (OPERATION, group, config, dst, op), (out, input_tensor),
+        lambda: _request(ctx, out, input_tensor, dst, op, group, config), _prepare, async_op=async_op, work=work,
+    )  # fmt: skip
     return work
 
 
@@ -83,7 +86,9 @@ def explain(
 def _request(ctx, output_tensor, input_tensor, dst, op, group, config) -> Request:
     members = ctx.resolve_group(group)
     tensors = {"output_tensor": output_tensor if ctx.cur_rank == dst else None, "input_tensor": input_tensor}
-    return Request(ctx, OPERATION, members, group, tensors, {"dst": dst, "op": meant_op(op), "config": config}, ("input_tensor",))
+    return Request(
+        ctx, OPERATION, members, group, tensors, {"dst": dst, "op": meant_op(op), "config": config}, ("input_tensor",)
+    )
 
 
 def _prepare(request: Request) -> Call:

@@ -73,8 +73,10 @@ def reduce_scatter(
         CaptureError: the first such call, while a graph is captured.
     """
     work = Work()
-    request = _request(ctx, output_tensor, input_tensor, op, group, config)
-    _calls.run(request, _prepare, async_op=async_op, work=work)
+    _calls.run(
+        ctx, (OPERATION, group, config, op), (output_tensor, input_tensor),
+        lambda: _request(ctx, output_tensor, input_tensor, op, group, config), _prepare, async_op=async_op, work=work,
+    )  # fmt: skip
     return work
 
 

@@ -57,7 +57,11 @@ def scatter(
         CaptureError: the first such call, while a graph is captured.
     """
     work = Work()
-    _calls.run(_request(ctx, output_tensor, input_tensor, src, group, config), _prepare, async_op=async_op, work=work)
+    inp = input_tensor if ctx.cur_rank == src else None
+    _calls.run(
+        ctx, (OPERATION, group, config, src), (output_tensor, inp),
+        lambda: _request(ctx, output_tensor, inp, src, group, config), _prepare, async_op=async_op, work=work,
+    )  # fmt: skip
     return work
 
 
@@ -74,6 +78,7 @@ def explain(
 
 
 def _request(ctx, output_tensor, input_tensor, src, group, config) -> Request:
+    # The input is the root's alone.
     tensors = {"output_tensor": output_tensor, "input_tensor": input_tensor if ctx.cur_rank == src else None}
     return Request(
         ctx, OPERATION, ctx.resolve_group(group), group, tensors, {"src": src, "config": config}, ("output_tensor",)

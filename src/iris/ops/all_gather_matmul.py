@@ -177,11 +177,11 @@ def _run(ctx, call, workspace, out, a, b, bias, members, group, async_op) -> Non
         side = ctx.side_stream()
         side.wait_stream(stream)
         stream = side
-    if workspace.locks is ctx.pair_flags:
-        _state(ctx).order.follow(stream)
-    elif not async_op:
+    if workspace.locks is not ctx.pair_flags and not async_op:
         workspace.wait()
     with ctx.use_stream(stream) if async_op else nullcontext():
+        if workspace.locks is ctx.pair_flags:
+            _state(ctx).order.follow_current()
         _issue(ctx, call, workspace, out, a, b, bias, members, group)
     if async_op:
         workspace._finish = lambda: ctx.current_stream().wait_stream(stream)

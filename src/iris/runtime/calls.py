@@ -44,10 +44,15 @@ class StreamOrder:
     def __init__(self, ctx: Iris):
         self._ctx = ctx
         self._latest: Any = None
+        self._handle: int | None = None
 
-    def follow(self, stream: Any) -> None:
-        """Let ``stream`` go on after the latest call, wherever that was made; the next follows this one."""
+    def follow_current(self) -> None:
+        """Let the current stream go on after the latest call, wherever that was made; the next follows this one."""
+        handle = self._ctx.stream_handle()
+        if handle == self._handle:
+            return
+        stream = self._ctx.current_stream()
         # A capture begins with a synchronised device, and may not wait for a stream outside of it.
-        if self._latest is not None and self._latest != stream and not self._ctx.capturing():
+        if self._latest is not None and not self._ctx.capturing():
             stream.wait_stream(self._latest)
-        self._latest = stream
+        self._latest, self._handle = stream, handle

@@ -368,6 +368,12 @@ class Iris(TensorFactory):
             return torch.cuda.current_stream(self._torch_device)
         return streams.current_stream()
 
+    def stream_handle(self) -> int:
+        """A number that tells the current stream from others; cheaper than :meth:`current_stream`."""
+        if self._torch_device.type == "cuda":
+            return torch._C._cuda_getCurrentRawStream(self._torch_device.index)
+        return id(streams.current_stream())
+
     def new_stream(self) -> Any:
         """A stream that overlaps with the others: ``torch.cuda.Stream()``, or its like on the cpu runtime."""
         if self._torch_device.type != "cuda":

@@ -47,6 +47,7 @@ def push_kernel(
     context,
     WORLD: tl.constexpr,
     PEERS: tl.constexpr,
+    TICKETS: tl.constexpr,
     ROOTED: tl.constexpr,
     BY_RECEIVER: tl.constexpr,
     BY_SENDER: tl.constexpr,
@@ -62,7 +63,7 @@ def push_kernel(
     ``out_ptr`` (``BY_SENDER``) or the first. ``AT_ONCE``: a program reads a block once and writes it to all members;
     otherwise a program takes one block for one member at a time.
     """
-    lane = take_lane(tickets)
+    lane = take_lane(tickets, TICKETS)
     lanes = tl.num_programs(0)
     there = peers_there(index, root, WORLD, PEERS, ROOTED)
     channel = open_channel(flags, epochs, lane, members, there, context, WORLD, PEERS)
@@ -123,6 +124,7 @@ def spread_kernel(
     context,
     WORLD: tl.constexpr,
     PEERS: tl.constexpr,
+    TICKETS: tl.constexpr,
     IN_FLAT: tl.constexpr,
     OUT_FLAT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -133,7 +135,7 @@ def spread_kernel(
     ``shard`` elements a member, in ``blocks`` blocks; the last shards may be short or empty. A block of a shard passes
     through programs of one lane, so the meeting between the steps is all the order that they need.
     """
-    lane = take_lane(tickets)
+    lane = take_lane(tickets, TICKETS)
     lanes = tl.num_programs(0)
     there = peers_there(index, root, WORLD, PEERS, False)
     channel = open_channel(flags, epochs, lane, members, there, context, WORLD, PEERS)
@@ -189,6 +191,7 @@ def reduce_kernel(
     context,
     WORLD: tl.constexpr,
     PEERS: tl.constexpr,
+    TICKETS: tl.constexpr,
     ROOTED: tl.constexpr,
     TO_ALL: tl.constexpr,
     OP: tl.constexpr,
@@ -202,7 +205,7 @@ def reduce_kernel(
 
     With ``ROOTED`` the root alone does so.
     """
-    lane = take_lane(tickets)
+    lane = take_lane(tickets, TICKETS)
     lanes = tl.num_programs(0)
     there = peers_there(index, root, WORLD, PEERS, ROOTED)
     channel = open_channel(flags, epochs, lane, members, there, context, WORLD, PEERS)
@@ -252,6 +255,7 @@ def reduce_tiles_kernel(
     context,
     WORLD: tl.constexpr,
     PEERS: tl.constexpr,
+    TICKETS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -265,7 +269,7 @@ def reduce_tiles_kernel(
     Tiles are numbered in grouped order; member r owns ``share`` tiles from ``r * share`` on, or without ``CONTIGUOUS``
     every ``WORLD``-th from r on. ``BLOCK`` is a tile's number of elements.
     """
-    lane = take_lane(tickets)
+    lane = take_lane(tickets, TICKETS)
     there = peers_there(index, 0, WORLD, PEERS, False)
     channel = open_channel(flags, epochs, lane, members, there, context, WORLD, PEERS)
     meet(channel, 1, KERNEL)
@@ -317,13 +321,14 @@ def gather_kernel(
     context,
     WORLD: tl.constexpr,
     PEERS: tl.constexpr,
+    TICKETS: tl.constexpr,
     IN_FLAT: tl.constexpr,
     OUT_FLAT: tl.constexpr,
     BLOCK: tl.constexpr,
     KERNEL: tl.constexpr,
 ):
     """The root reads ``n`` elements of every member into the member's piece of its output."""
-    lane = take_lane(tickets)
+    lane = take_lane(tickets, TICKETS)
     there = peers_there(index, root, WORLD, PEERS, True)
     channel = open_channel(flags, epochs, lane, members, there, context, WORLD, PEERS)
     meet(channel, 1, KERNEL)

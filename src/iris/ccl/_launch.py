@@ -54,7 +54,15 @@ def kernel_launch(
     while peers < members.size:
         peers *= 2
     grid = (programs.count,)
-    meta |= {"WORLD": members.size, "PEERS": peers, "BLOCK": programs.block, "KERNEL": launch.kernel_id(operation)}
+    # Interpreted programs start in any order, as many at a time as a simulation says.
+    tickets = programs.count > 1 and (not ctx.target.compiled or programs.count > ctx.get_cu_count())
+    meta |= {
+        "TICKETS": tickets,
+        "WORLD": members.size,
+        "PEERS": peers,
+        "BLOCK": programs.block,
+        "KERNEL": launch.kernel_id(operation),
+    }
     places = (members.index, *root) if indexed else root
     fixed = (*numbers, *shape)
     again: Callable[..., None] | None = None

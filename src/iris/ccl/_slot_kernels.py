@@ -33,6 +33,7 @@ def all_reduce_push_kernel(
     context,
     WORLD: tl.constexpr,
     PEERS: tl.constexpr,
+    TICKETS: tl.constexpr,
     OP: tl.constexpr,
     IN_FLAT: tl.constexpr,
     OUT_FLAT: tl.constexpr,
@@ -44,7 +45,7 @@ def all_reduce_push_kernel(
 
     One meeting for each block. The caller's input is read before anything is written, so out may be the input.
     """
-    lane = take_lane(tickets)
+    lane = take_lane(tickets, TICKETS)
     place = tl.arange(0, PEERS)
     there = (place < WORLD) & (place != index)
     channel = open_channel(flags, epochs, lane, members, there, context, WORLD, PEERS)
@@ -101,6 +102,7 @@ def all_reduce_ring_kernel(
     context,
     WORLD: tl.constexpr,
     PEERS: tl.constexpr,
+    TICKETS: tl.constexpr,
     OP: tl.constexpr,
     RINGS: tl.constexpr,
     IN_FLAT: tl.constexpr,
@@ -115,7 +117,7 @@ def all_reduce_ring_kernel(
     With ``RINGS`` of 2 every second lane runs the other way. A slot holds ``BLOCK`` elements of wide type.
     Source: the ring algorithm of Patarasuk and Yuan (2009).
     """
-    lane = take_lane(tickets)
+    lane = take_lane(tickets, TICKETS)
     lanes = tl.num_programs(0)
     direction = 1
     if RINGS > 1:
@@ -190,6 +192,7 @@ def transfer_kernel(
     context,
     WORLD: tl.constexpr,
     PEERS: tl.constexpr,
+    TICKETS: tl.constexpr,
     IN_FLAT: tl.constexpr,
     OUT_FLAT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -200,7 +203,7 @@ def transfer_kernel(
 
     Block number b of a message passes through lane ``b % LANES``. A slot holds ``BLOCK`` elements.
     """
-    lane = take_lane(tickets)
+    lane = take_lane(tickets, TICKETS)
     sends = tl.where(to_index >= 0, tl.cdiv(tl.maximum(in_blocks - lane, 0), LANES), 0)
     receives = tl.where(from_index >= 0, tl.cdiv(tl.maximum(out_blocks - lane, 0), LANES), 0)
     place = tl.arange(0, PEERS)
@@ -250,6 +253,7 @@ def all_reduce_accumulate_kernel(
     context,
     WORLD: tl.constexpr,
     PEERS: tl.constexpr,
+    TICKETS: tl.constexpr,
     LOCKED: tl.constexpr,
     OP: tl.constexpr,
     IN_FLAT: tl.constexpr,
@@ -264,7 +268,7 @@ def all_reduce_accumulate_kernel(
     the lock in the second word of the lane's own line of flags; so the last bits differ from run to run, and are the
     same on every rank.
     """
-    lane = take_lane(tickets)
+    lane = take_lane(tickets, TICKETS)
     lanes = tl.num_programs(0)
     place = tl.arange(0, PEERS)
     there = (place < WORLD) & (place != index)

@@ -110,13 +110,12 @@ def all_reduce(
         NotAMemberError: the caller is not in ``group``.
         CaptureError: the first such call, while a graph is captured.
     """
-    if workspace is not None and not isinstance(workspace, AllReduceWorkspace):
-        raise ArgumentError(f"workspace must be None or an AllReduceWorkspace, got {type(workspace).__name__}")
-    work = workspace if workspace is not None else AllReduceWorkspace()
+    work = workspace if isinstance(workspace, AllReduceWorkspace) else AllReduceWorkspace()
+    where = type(workspace) if work is not workspace and workspace is not None else _place(ctx, work)
     before = work.plan
     _calls.run(
-        ctx, (OPERATION, group, config, op), (output_tensor, input_tensor),
-        lambda: _request(ctx, output_tensor, input_tensor, op, group, config), _prepare,
+        ctx, (OPERATION, group, config, op, where), (output_tensor, input_tensor),
+        lambda: _request(ctx, output_tensor, input_tensor, op, group, config, where), _prepare,
         async_op=async_op, work=work, channels=work.channels,
     )  # fmt: skip
     if work.plan is not before:
@@ -139,7 +138,8 @@ def all_reduce_preamble(
         output_tensor, input_tensor, ctx, config: of the calls to come; they are checked and compared.
         workspace: one that has channels is returned as it is, since it fits every call.
     """
-    request = _request(ctx, output_tensor, input_tensor, None, None, config)
+    # No agreement on calls without a workspace.
+    request = _request(ctx, output_tensor, input_tensor, None, None, config, "to be made")
     call = _calls.agree(request, _prepare)
     if workspace is None or workspace.channels is None:
         made = channel_memory.make(ctx, f"{OPERATION}()")
@@ -166,17 +166,24 @@ def explain(
     return _prepare(_request(ctx, output_tensor, input_tensor, op, group, config)).plan
 
 
-def _request(ctx, output_tensor, input_tensor, op, group, config) -> Request:
+def _place(ctx: Iris, workspace: AllReduceWorkspace) -> int | None:
+    """Where a workspace's channels lie in the heap, None for those of the context."""
+    return workspace.channels.addresses[0] - ctx.heap.base if workspace.channels else None
+
+
+def _request(ctx, output_tensor, input_tensor, op, group, config, workspace=None) -> Request:
     tensors = {"output_tensor": output_tensor, "input_tensor": input_tensor}
-    return Request(
-        ctx, OPERATION, ctx.resolve_group(group), group, tensors, {"op": meant_op(op), "config": config}, tuple(tensors)
-    )
+    facts = {"op": meant_op(op), "config": config, "offset of workspace in the heap": workspace}
+    return Request(ctx, OPERATION, ctx.resolve_group(group), group, tensors, facts, tuple(tensors))
 
 
 def _prepare(request: Request) -> Call:
     ctx, members = request.ctx, request.members
     out, inp = check_pair(ctx, **request.tensors)
     config = check_config(request.facts["config"])
+    workspace = request.facts["offset of workspace in the heap"]
+    if isinstance(workspace, type):
+        raise ArgumentError(f"workspace must be None or an AllReduceWorkspace, got {workspace.__name__}")
     check_reduced(ctx, inp.dtype)
     op = reduce_op(request.facts["op"], inp.dtype.is_floating_point)
     if out.shape != inp.shape:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 
+# A program is as large as a compute unit can run, since there is one of them on each: while some of its warps wait for
+# what they read, the others write.
+_THREADS = 1024
+_BLOCK_BYTES = 32768
+_WARP_BYTES = 512
+
+
 @dataclass(frozen=True)
 class Programs:
     """How a kernel runs.
@@ -28,16 +35,19 @@ class Programs:
         count: programs.
         block: elements that a program handles at a time.
         num_warps: warps of a program.
-        registers: those that a thread may take at most, so that all programs fit the compute units at a time.
     """
 
     count: int
     block: int
     num_warps: int
-    registers: int = 128
 
     def __str__(self) -> str:
         return f"{self.count} programs, blocks of {self.block} elements, {self.num_warps} warps"
+
+    @property
+    def registers(self) -> int:
+        """Those that a thread may take at most, so that a program fits a compute unit of NVIDIA, which has 65,536."""
+        return min(255, 2048 // self.num_warps)
 
 
 @dataclass(frozen=True)
@@ -133,35 +143,28 @@ def programs(
         streams: the kernel goes through memory at the rate that it can; otherwise it waits for peers at every block.
     """
     compiled = ctx.target.compiled
-    # Two programs of 8 warps a unit: while one waits for what it reads, the other writes.
-    per_unit = 2 if compiled and streams else 1
-    units = ctx.get_cu_count()
+    most = min(most_lanes, ctx.get_cu_count())
     if config is not None and config.comm_sms is not None:
-        units = min(units, config.comm_sms)
-    most = min(most_lanes, units * per_unit)
+        most = min(most, config.comm_sms)
     if config is not None and config.names_block:
         block = min(config.block_size_m * config.block_size_n, most_block)
-        warps = 4
     else:
         # Enough bytes in flight for the memory, and for few elements as many programs as there are; but where programs
         # wait for peers at every block, no more blocks than programs.
-        block = min(most_block, (16384 if compiled else 4096) // itemsize)
+        block = min(most_block, (_BLOCK_BYTES if compiled else 4096) // itemsize)
         least = min(block, (2048 if compiled else 512) // itemsize)
         while block > least and (-(-count // block) < most if streams else -(-2 * count // block) <= most):
             block //= 2
-        warps = 4 if block * itemsize <= 4096 else 8
+    warps = min(max(4, block * itemsize // _WARP_BYTES), _THREADS // ctx.target.warp_size)
     if config is not None and config.num_warps is not None:
         warps = config.num_warps
-    if warps > 8:
-        most = max(1, most // per_unit)
-        per_unit = 1
-    return Programs(max(1, min(most, -(-count // block))), block, warps, 80 if per_unit == 2 else 128)
+    return Programs(max(1, min(most, -(-count // block))), block, warps)
 
 
 def most_block(world: int, itemsize: int) -> int:
     """Elements that a program may hold of each rank at once, so that those of all ranks fit its registers."""
-    block = (1 << 16) // itemsize
-    while block * itemsize * world > 1 << 16 and block * itemsize > 2048:
+    block = _BLOCK_BYTES // itemsize
+    while block * itemsize * world > 1 << 17 and block * itemsize > 2048:
         block //= 2
     return block
 

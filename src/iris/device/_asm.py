@@ -54,9 +54,11 @@ if INTERPRETED.value:
         tl.load(flag_ptr, volatile=True)
 
     @triton.jit
-    def poll_all(flag_ptrs, values):
-        """As :func:`poll`, for a block of flags, each with its value."""
+    def arrived(flag_ptrs, values):
+        """Whether each of a block of flags has reached its value, acquired at system scope: 1 or 0 for all threads."""
         tl.load(flag_ptrs, volatile=True)
+        seen = tl.atomic_add(flag_ptrs, tl.zeros_like(values), sem="acquire", scope="sys")
+        return tl.where(tl.min(seen - values) >= 0, 1, 0)
 
 else:
 
@@ -135,13 +137,50 @@ else:
             tl.inline_asm_elementwise("s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1)
 
     @triton.jit
-    def poll_all(flag_ptrs, values):
-        """As :func:`poll`, for a block of flags, each with its value."""
+    def arrived(flag_ptrs, values):
+        """Whether each of a block of flags has reached its value, acquired at system scope: 1 or 0 for all threads.
+
+        Waits a little. NVIDIA: every warp polls by acquiring loads of its own and may leave the loop at a time of its
+        own, so a barrier that combines what the threads have seen settles it; it also hands the acquired on to all
+        threads. AMD: a read-modify-write, because the compiler may move a load out of the caller's loop.
+        """
         if target_info.is_cuda():
             turn = 0
-            behind = tl.min(tl.load(flag_ptrs, volatile=True) - values)
-            while (behind < 0) & (turn < 64):
-                behind = tl.min(tl.load(flag_ptrs, volatile=True) - values)
+            behind = tl.min(_acquiring_load(flag_ptrs) - values)
+            while (behind < 0) & (turn < 256):
+                behind = tl.min(_acquiring_load(flag_ptrs) - values)
                 turn += 1
+            return _by_all_threads(tl.where(behind >= 0, 1, 0))
         else:
-            tl.inline_asm_elementwise("s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1)
+            seen = tl.atomic_add(flag_ptrs, tl.zeros_like(values), sem="acquire", scope="sys")
+            behind = tl.min(seen - values)
+            if behind < 0:
+                tl.inline_asm_elementwise(
+                    "s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1
+                )
+            tl.debug_barrier()
+            return tl.where(behind >= 0, 1, 0)
+
+    @triton.jit
+    def _acquiring_load(pointers):
+        # NVIDIA only.
+        return tl.inline_asm_elementwise(
+            "ld.acquire.sys.global.b32 $0, [$1];",
+            "=r,l,~{memory}",
+            [pointers.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+    @triton.jit
+    def _by_all_threads(value):
+        # NVIDIA only. A barrier of the program that gives 1 when all threads bring 1, else 0.
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred mine, all; setp.ne.s32 mine, $1, 0; bar.red.and.pred all, 0, mine; selp.s32 $0, 1, 0, all; }",
+            "=r,r,~{memory}",
+            [value],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

@@ -112,12 +112,9 @@ def wait_all(flag_ptrs, values, context, peers, kernel=0):
         peers: block of ranks expected to set them, for the message.
         kernel: id from ``iris.runtime.launch.kernel_id``, for the message; 0 when unknown.
     """
-    _asm.poll_all(flag_ptrs, values)
-    seen = tl.atomic_add(flag_ptrs, tl.zeros_like(values), sem="acquire", scope="sys")
-    arrived = 1
-    if tl.min(seen - values) < 0:
+    arrived = _asm.arrived(flag_ptrs, values)
+    if arrived == 0:
         arrived = _wait_all(flag_ptrs, values, context, peers, kernel)
-    tl.debug_barrier()
     return arrived
 
 
@@ -131,17 +128,15 @@ def _slot_and_limit(context):
 
 @triton.jit
 def _wait_all(flag_ptrs, values, context, peers, kernel):
-    # As _wait: atomics, and what is reduced from blocks of them, give all threads one value.
+    # As in _wait, everything that decides how often this loop turns has one value for all threads.
     slot, limit = _slot_and_limit(context)
     _now(slot)
     start = _now(slot)
     arrived = 0
     waiting = 1
     while waiting == 1:
-        _asm.poll_all(flag_ptrs, values)
-        seen = tl.atomic_add(flag_ptrs, tl.zeros_like(values), sem="acquire", scope="sys")
-        if tl.min(seen - values) >= 0:
-            arrived = 1
+        arrived = _asm.arrived(flag_ptrs, values)
+        if arrived == 1:
             waiting = 0
         else:
             failed = tl.atomic_add(slot + SLOT_STATE, 0, sem="relaxed", scope="gpu")
@@ -151,6 +146,7 @@ def _wait_all(flag_ptrs, values, context, peers, kernel):
                 if _now(slot) - start > limit:
                     waiting = 0
                     # The missing peer of the lowest rank stands for all.
+                    seen = tl.atomic_add(flag_ptrs, tl.zeros_like(values), sem="acquire", scope="sys")
                     behind = seen - values < 0
                     peer = tl.min(tl.where(behind, peers, 2147483647))
                     first = behind & (peers == peer)

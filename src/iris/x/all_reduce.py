@@ -22,7 +22,6 @@ import triton.language as tl
 
 from iris.device import numeric, signal
 from iris.device._compat import constexpr_function
-from iris.device.address import translate
 from iris.x.publish import sum_published
 from iris.x.schedule import rotated_rank
 
@@ -89,50 +88,14 @@ def all_reduce_spinlock(tile, dst_view, locks, ctx):
     """
     ptrs, mask = dst_view.tile_ptr(tile)
     wide: tl.constexpr = numeric.wide_dtype(dst_view.ptr.dtype.element_ty)
-    own_lock = locks + dst_view.tile_id(tile)
+    lock = locks + dst_view.tile_id(tile)
     for step in range(ctx.world_size):
         # One lock at a time, so ranks cannot wait for each other in a circle.
         peer = rotated_rank(ctx.rank, step, ctx.world_size)
-        lock = translate(own_lock, ctx.rank, peer, ctx.heap_bases)
-        if _take(lock, ctx.context, peer) == 1:
+        if signal.lock(lock, ctx.rank, peer, ctx.context) == 1:
             total = ctx.load(ptrs, peer, mask=mask, other=0.0).to(wide) + tile.data.to(wide)
             ctx.store(ptrs, numeric.narrow(total, dst_view.ptr.dtype.element_ty), peer, mask=mask)
-            # Sets the lock after the stores of all threads.
-            signal.notify(own_lock, 0, ctx.rank, peer, ctx.heap_bases)
-
-
-@triton.jit
-def _take(lock, context, peer):
-    """Take a lock: 0 becomes 1. Returns 1, or 0 when the time limit passed or a wait of the context had failed."""
-    taken = 1
-    if tl.atomic_cas(lock, 0, 1, sem="acquire", scope="sys") != 0:
-        taken = _take_later(lock, context, peer)
-    tl.debug_barrier()
-    return taken
-
-
-@triton.jit
-def _take_later(lock, context, peer):
-    # As in signal.wait, every quantity that decides how often this loop turns comes from an atomic.
-    slot, limit = signal._slot_and_limit(context)
-    signal._now(slot)
-    start = signal._now(slot)
-    taken = 0
-    waiting = 1
-    while waiting == 1:
-        seen = tl.atomic_cas(lock, 0, 1, sem="acquire", scope="sys")
-        if seen == 0:
-            taken = 1
-            waiting = 0
-        else:
-            failed = tl.atomic_add(slot + signal.SLOT_STATE, 0, sem="relaxed", scope="gpu")
-            if failed != 0:
-                waiting = 0
-            else:
-                if signal._now(slot) - start > limit:
-                    waiting = 0
-                    signal._report(slot, lock.to(tl.int64), 0, seen, peer, 0)
-    return taken
+            signal.unlock(lock, ctx.rank, peer, ctx.context)
 
 
 @triton.jit

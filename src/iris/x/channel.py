@@ -1,7 +1,7 @@
 """Channels in a kernel: how the programs of collective kernels meet their like on other ranks, lane by lane.
 
-    lane = take_lane(tickets)
-    channel = open_channel(flags, epochs, lane, members, index, there, context, PEERS)
+    lane = take_lane(tickets, TICKETS)
+    channel = open_channel(flags, epochs, lane, members, there, context, WORLD, PEERS)
     meet(channel, 1, KERNEL)   # every peer's earlier work is done: their memory may be touched
     ...
     meet(channel, 2, KERNEL)   # every peer's program of this lane has done what it does before its second meeting
@@ -21,8 +21,9 @@ Slots. Each lane has two slots for each sending rank in its own memory. A messag
 the meeting that announces it. The sender may use that slot again two meetings later: it has met the receiver once more
 in between, and the receiver came to that meeting after it had read the slot.
 
-Progress. Lanes are given out in the order in which programs start. So of the lanes that are not done on every rank the
-lowest runs everywhere, or can start because a lower one has ended, whatever the order and number of resident programs.
+Progress. Either all programs of a kernel are resident at a time, or lanes are given out in the order in which programs
+start. Then of the lanes that are not done on every rank the lowest runs everywhere, or can start because a lower one
+has ended, whatever the order and number of resident programs.
 """
 
 import triton
@@ -66,10 +67,16 @@ class Channel:
 
 
 @triton.jit
-def take_lane(tickets):
-    """The lane of this program: how many programs of the kernel have started before it (int32 scalar)."""
+def take_lane(tickets, TICKETS: tl.constexpr):
+    """The lane of this program (int32 scalar).
+
+    Args:
+        tickets: of :class:`iris.runtime.channels.Channels`.
+        TICKETS: whether lanes are given out in the order in which programs start. Without, it is the program's number;
+            then all programs must fit the machine at a time.
+    """
     lane = tl.program_id(0)
-    if tl.num_programs(0) > 1:
+    if TICKETS:
         lane = tl.atomic_add(tickets, 1, sem="relaxed", scope="gpu")
         if lane == tl.num_programs(0) - 1:
             # Nobody else of this kernel takes one; the next kernel of the stream starts from 0.

@@ -148,7 +148,7 @@ LETTERS = {
         ("S", r"st\.global"),
         ("B", r"bar\.sync"),
         ("X", r"(atom|red)\.global\.sys\.release\.(exch\.b32|add\.u32)"),
-        ("R", r"(ld|atom)\.global\.sys\.acquire"),
+        ("R", r"(ld|atom)\.global\.(sys\.acquire|acquire\.sys)"),
     ),
     "amd": (
         ("S", r"(global|flat)_store"),

@@ -1,0 +1,160 @@
+"""Which algorithm a collective takes: the table, fallbacks, and programs that fit the machine."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iris import _target
+from iris.ccl import choice
+from iris.ccl.config import VARIANTS, Config
+from iris.errors import NotSymmetricError, UnsupportedError
+from iris.runtime import channels
+from iris.runtime.groups import Group
+from iris.runtime.links import LINKS
+from iris.tuning import collectives
+from iris.tuning.plan import SOURCES
+
+TARGETS = [_target.INTERPRETER, *map(_target.by_arch, _target.compiled_archs())]
+WORLDS = (2, 3, 4, 5, 8, 16, 72, 1024)
+
+
+def machine(target=_target.INTERPRETER, runtime="gpu", units=132):
+    return SimpleNamespace(
+        target=target, runtime=runtime, gpu_id=0, num_ranks=4, get_cu_count=lambda: units,
+        channels=SimpleNamespace(layout=channels.layout(target, 4)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", list(VARIANTS))
+@pytest.mark.parametrize("link", LINKS)
+def test_every_operation_link_and_world_has_a_row(operation, link):
+    for world in WORLDS:
+        for nbytes in (0, 1, 4096, 4097, 1 << 20, 1 << 40):
+            entry = collectives.lookup(operation, link, world, nbytes)
+            assert entry.algorithm in VARIANTS[operation]
+            assert entry.bytes_from <= nbytes
+            assert entry.bytes_to is None or nbytes <= entry.bytes_to
+            assert entry.source
+
+
+def test_rows_are_in_order():
+    """Steps grow and the last is open; rows name known things and say where they come from."""
+    for row in collectives.rows():
+        assert row["operation"] in VARIANTS
+        assert row["link"] in LINKS
+        least, most = row["world"]
+        assert 2 <= least <= most
+        bounds = [step.get("up_to_bytes") for step in row["steps"]]
+        assert bounds[-1] is None
+        assert all(bounds[:-1])
+        assert bounds[:-1] == sorted(set(bounds[:-1]))
+        assert {step["algorithm"] for step in row["steps"]} <= set(VARIANTS[row["operation"]])
+        assert row["source"]
+
+
+def test_what_the_table_lacks_is_a_fault_of_the_table():
+    with pytest.raises(KeyError, match="no row for all_reduce, carrier pigeon, 2 ranks"):
+        collectives.lookup("all_reduce", "carrier pigeon", 2, 1)
+
+
+def test_a_step_ends_where_it_says():
+    entries = [collectives.lookup("all_reduce", "interpreted", 2, n) for n in (4096, 4097)]
+    assert [e.algorithm for e in entries] == ["push", "two_shot"]
+    assert (entries[0].bytes_to, entries[1].bytes_from) == (4096, 4097)
+    assert not entries[0].measured
+    assert collectives.Entry("push", 0, None, "H200 x 2, commit abc").measured
+
+
+OBSTACLE = NotSymmetricError("it lies elsewhere")
+TORCH = UnsupportedError("no")
+
+
+def chosen(named=None, nbytes=1 << 20, **obstacles):
+    every = dict.fromkeys(("push", "two_shot", "one_shot", "torch")) | obstacles
+    return choice.choose(
+        machine(), "all_reduce", Group((0, 1), 0), nbytes, named, every, ("two_shot", "one_shot", "push")
+    )
+
+
+def test_the_table_decides():
+    got = chosen()
+    assert (got.algorithm, got.source) == ("two_shot", "heuristic")
+    assert "4097 and more bytes, 2 ranks, interpreted" in got.reason
+    small = chosen(nbytes=100)
+    assert (small.algorithm, small.source) == ("push", "heuristic")
+    assert "0 to 4096 bytes" in small.reason
+
+
+def test_an_obstacle_leads_to_the_next():
+    got = chosen(two_shot=OBSTACLE)
+    assert got.algorithm == "one_shot"
+    assert got.reason == "the table has two_shot, which cannot be taken: it lies elsewhere"
+    assert chosen(two_shot=OBSTACLE, one_shot=OBSTACLE).algorithm == "push"
+    with pytest.raises(NotSymmetricError, match="it lies elsewhere"):
+        chosen(two_shot=OBSTACLE, one_shot=TORCH, push=TORCH)
+
+
+def test_the_caller_decides():
+    got = chosen("push")
+    assert (got.algorithm, got.source) == ("push", "user")
+    with pytest.raises(NotSymmetricError, match="it lies elsewhere"):
+        chosen("one_shot", one_shot=OBSTACLE)
+    assert got.source in SOURCES
+
+
+def test_what_torch_cannot_take():
+    ctx, world = machine(), Group((0, 1, 2, 3), 0)
+    x = torch.zeros(4, 4)
+    assert choice.torch_obstacle(ctx, world, None, (x,)) == ""
+    assert choice.torch_obstacle(ctx, world, [0, 1, 2, 3], (x,)) == ""
+    assert "sequence of ranks" in choice.torch_obstacle(ctx, Group((0, 1), 0), [0, 1], (x,))
+    assert "sequence of ranks" in choice.torch_obstacle(ctx, Group((1, 0, 2, 3), 1), [1, 0, 2, 3], (x,))
+    assert "contiguous" in choice.torch_obstacle(ctx, world, None, (x, x.t()))
+    for dtype in (torch.float8_e5m2, torch.int16):
+        assert choice.torch_obstacle(ctx, world, None, (x.to(dtype),)) == ""
+        assert "do not reduce" in choice.torch_obstacle(ctx, world, None, (x.to(dtype),), reduces=True)
+
+
+@given(
+    target=st.sampled_from(TARGETS),
+    count=st.integers(1, 1 << 34),
+    itemsize=st.sampled_from([1, 2, 4, 8]),
+    lanes=st.sampled_from([4, 64, 256]),
+    most=st.sampled_from([128, 1024, 4096, 1 << 16]),
+    units=st.sampled_from([1, 20, 132, 304]),
+    config=st.sampled_from(
+        [None, Config(), Config(comm_sms=3), Config(block_size_m=256, block_size_n=256), Config(num_warps=2)]
+    ),
+)
+def test_programs(target, count, itemsize, lanes, most, units, config):
+    got = choice.programs(machine(target, units=units), config, count, itemsize, lanes, most)
+    assert 1 <= got.count <= lanes
+    assert got.count <= -(-count // got.block), "no program without a block"
+    assert got.block <= most
+    assert got.block & (got.block - 1) == 0
+    assert got.num_warps in (1, 2, 4, 8, 16, 32)
+    assert got.num_warps * target.warp_size <= 1024
+    if config is not None and config.comm_sms:
+        assert got.count <= config.comm_sms
+    if config is not None and config.num_warps:
+        assert got.num_warps == config.num_warps
+    assert str(got) == f"{got.count} programs, blocks of {got.block} elements, {got.num_warps} warps"
+
+
+@given(world=st.integers(2, 1024), itemsize=st.sampled_from([1, 2, 4, 8]))
+def test_blocks_of_all_ranks_fit_the_registers(world, itemsize):
+    got = choice.most_block(world, itemsize)
+    assert got & (got - 1) == 0
+    assert got * itemsize >= 2048
+    assert got * itemsize * world <= 1 << 17 or got * itemsize == 2048
+
+
+def test_more_programs_for_more_elements():
+    ctx = machine(_target.by_arch("sm_90"))
+    counts = [choice.programs(ctx, None, n, 2, 256, 1 << 16).count for n in (1, 5000, 100_000, 1 << 24)]
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+    assert counts[-1] >= 100

@@ -10,7 +10,7 @@ import torch
 
 from iris.errors import ArgumentError, CaptureError, IrisError
 from iris.runtime import checks
-from iris.runtime.calls import Calls, StreamOrder
+from iris.runtime.calls import Calls
 from iris.runtime.channels import Channels
 from iris.runtime.groups import Group
 from iris.tuning import Plan
@@ -82,18 +82,6 @@ class Request:
 class State(Calls[Call]):
     """What a context remembers of its collectives."""
 
-    def __init__(self, ctx: Iris):
-        super().__init__(ctx)
-        self._orders: dict[int, tuple[Channels, StreamOrder]] = {}
-
-    def order(self, channels: Channels) -> StreamOrder:
-        """What puts the calls over ``channels`` in order."""
-        key = id(channels)
-        if key not in self._orders:
-            # The channels are kept too, so that nothing else gets their id.
-            self._orders[key] = (channels, StreamOrder(self._ctx))
-        return self._orders[key][1]
-
 
 def state(ctx: Iris) -> State:
     return ctx.service("ccl_state")
@@ -148,15 +136,14 @@ def run(
     if call.issue is None:
         return
     channels = channels or ctx.channels
-    order = known.order(channels)
     if not async_op:
-        order.follow_current()
+        channels.order.follow_current()
         call.issue(channels, *tensors)
         return
     side = ctx.side_stream()
     side.wait_stream(ctx.current_stream())
     with ctx.use_stream(side):
-        order.follow_current()
+        channels.order.follow_current()
         call.issue(channels, *tensors)
     work._event, work._ctx = side.record_event(), ctx
 

@@ -67,6 +67,13 @@ def kernel_launch(
     fixed = (*numbers, *shape)
     again: Callable[..., None] | None = None
 
+    def addresses(channels: Channels) -> tuple[int, ...]:
+        own = (channels.slots.data_ptr(),) if slots is not None else ()
+        words = (word.data_ptr() for word in channels.words)
+        return (*fixed, *own, *words, ranks.data_ptr(), *places, context.data_ptr())
+
+    usual = addresses(ctx.channels)
+
     def issue(channels: Channels, out: torch.Tensor | None, inp: torch.Tensor | None) -> None:
         nonlocal again
         # A rank that only gives, or only gets, passes one tensor for both; the kernel uses one of them.
@@ -74,11 +81,8 @@ def kernel_launch(
         assert out is not None
         assert inp is not None
         if again is not None:
-            own = (channels.slots.data_ptr(),) if slots is not None else ()
-            again(
-                inp.data_ptr(), out.data_ptr(), *fixed, *own, *channels.addresses,
-                ranks.data_ptr(), *places, context.data_ptr(),
-            )  # fmt: skip
+            rest = usual if channels is ctx.channels else addresses(channels)
+            again(ctx.stream_handle(), inp.data_ptr(), out.data_ptr(), *rest)
             return
         if moves:
             integers = integer_dtype(inp.dtype)

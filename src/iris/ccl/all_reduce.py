@@ -168,7 +168,7 @@ def explain(
 
 def _place(ctx: Iris, workspace: AllReduceWorkspace) -> int | None:
     """Where a workspace's channels lie in the heap, None for those of the context."""
-    return workspace.channels.addresses[0] - ctx.heap.base if workspace.channels else None
+    return workspace.channels.flags.data_ptr() - ctx.heap.base if workspace.channels else None
 
 
 def _request(ctx, output_tensor, input_tensor, op, group, config, workspace=None) -> Request:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from iris.runtime.calls import StreamOrder
 from iris.runtime.heap import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -64,27 +65,29 @@ class Channels:
     """The channels of a context, or of a workspace.
 
     Args:
+        ctx: the context.
         layout: how ``area`` is divided.
         area: uint8[layout.nbytes] on the symmetric heap, at the same place on every rank; its flags must be zero on
             all ranks before any of them uses them.
 
     Attributes:
+        order: puts calls that use the channels in order.
         flags: int32, a line of 128 bytes for each lane and rank.
         slots: uint8, slots by lane, parity and sending rank.
         epochs: int32[lanes * num_ranks] in ordinary memory, how often a lane met each rank.
         tickets: int32[1] in ordinary memory, programs of the running kernel that have started.
-        words, addresses: flags, epochs and tickets, as tensors and as addresses.
+        words: flags, epochs and tickets.
     """
 
-    def __init__(self, layout: Layout, area: torch.Tensor):
+    def __init__(self, ctx: Iris, layout: Layout, area: torch.Tensor):
         self.layout = layout
+        self.order = StreamOrder(ctx)
         self.flags = area[: layout.flag_bytes].view(torch.int32)
         self.slots = area[layout.flag_bytes : layout.flag_bytes + layout.slots_bytes]
         self.epochs = torch.zeros(layout.lanes * layout.num_ranks, dtype=torch.int32, device=area.device)
         self.tickets = torch.zeros(1, dtype=torch.int32, device=area.device)
         # What kernels take, in this order.
         self.words = (self.flags, self.epochs, self.tickets)
-        self.addresses = tuple(word.data_ptr() for word in self.words)
 
 
 def make(ctx: Iris, what: str) -> Channels:
@@ -97,7 +100,7 @@ def make(ctx: Iris, what: str) -> Channels:
     wanted = ctx.channels.layout
     area = ctx.heap.allocate(wanted.nbytes, torch.uint8, site=f"{what} channels")
     area[: wanted.flag_bytes].zero_()
-    channels = Channels(wanted, area)
+    channels = Channels(ctx, wanted, area)
     # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
     ctx.synchronize()
     ctx.exchange.all_gather(f"{what}: channels ready", None)

@@ -187,7 +187,7 @@ class Iris(TensorFactory):
         region.allocated(start + lanes.flag_bytes, lanes.slots_bytes, 1, "channel slots of the context")
         area = region.tensor(start, lanes.nbytes, region)
         area[: lanes.flag_bytes].zero_()
-        self.channels = channels.Channels(lanes, area)
+        self.channels = channels.Channels(self, lanes, area)
 
     def _make_device_context(self) -> None:
         region, device = self.heap.region, self._torch_device

@@ -125,6 +125,8 @@ def meet_some(channel, there, meeting, KERNEL: tl.constexpr):
 @triton.jit
 def close_channel(channel, meetings):
     """Count the kernel's meetings; ``meetings`` is a number, or a block with one for each peer."""
+    # Other warps of the program may still ask for the parity of a meeting.
+    tl.debug_barrier()
     tl.store(channel.epochs + channel.peers, channel.first + meetings, mask=channel.there)
 
 

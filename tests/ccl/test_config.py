@@ -28,7 +28,7 @@ from iris.errors import ArgumentError, UnsupportedError
         ({"all_reduce_ring_slice_n": 128}, "divides block_size_n=64, got 128"),
         ({"all_reduce_distribution": 2}, r"must be 0 \(every W-th\) or 1 \(contiguous\), got 2"),
         ({"reduce_scatter_distribution": None}, "reduce_scatter_distribution must be 0 .* got None"),
-        ({"num_warps": 3}, "num_warps must be None, 1, 2, 4, 8 or 16, got 3"),
+        ({"num_warps": 3}, "num_warps must be None, 1, 2, 4, 8, 16 or 32, got 3"),
         ({"threads_per_warp": 16}, "threads_per_warp must be None, 32 or 64, got 16"),
         ({"waves_per_eu": -1}, "waves_per_eu must be at least 0, got -1"),
         ({"use_gluon": True}, "no Gluon kernels"),

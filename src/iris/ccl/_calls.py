@@ -48,12 +48,14 @@ class Call:
         touched: names of the tensors that peers touch, whose place on the heap must be the same on every rank.
         verify: a further comparison of the ranks, None for none. It takes whether the group has just been compared,
             which is the same on every rank, and may compare the whole group then. Calls with one differ in their plans.
+        reported: whether the plan has been logged.
     """
 
     plan: Plan
     issue: Callable[..., None] | None
     touched: tuple[str, ...] = ()
     verify: Callable[[bool], None] | None = None
+    reported: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,10 @@ def run(
             )
         call = agree(request(), prepare)
         known.remember(key, call)
-    if call.plan is not work.plan:
+    if not call.reported:
         known.report(call.plan)
-        work.plan = call.plan
+        call.reported = True
+    work.plan = call.plan
     if call.issue is None:
         return
     channels = channels or ctx.channels

@@ -89,7 +89,7 @@ class Config:
         reduce_scatter_variant: two_shot, torch.
         reduce_scatter_distribution: where tiles have owners: 1 gives each rank contiguous tiles, 0 every W-th.
         broadcast_variant: direct, scatter_allgather, torch.
-        num_warps: 1, 2, 4, 8 or 16.
+        num_warps: 1, 2, 4, 8, 16 or 32.
 
     Raises:
         ArgumentError: names the field, its value and what is possible.
@@ -150,8 +150,8 @@ class Config:
                 raise ArgumentError(
                     f"Config.{operation}_variant must be None or one of {', '.join(possible)}; got {value!r}"
                 )
-        if self.num_warps not in (None, 1, 2, 4, 8, 16):
-            raise ArgumentError(f"Config.num_warps must be None, 1, 2, 4, 8 or 16, got {self.num_warps!r}")
+        if self.num_warps not in (None, 1, 2, 4, 8, 16, 32):
+            raise ArgumentError(f"Config.num_warps must be None, 1, 2, 4, 8, 16 or 32, got {self.num_warps!r}")
         if self.threads_per_warp not in (None, 32, 64):
             raise ArgumentError(f"Config.threads_per_warp must be None, 32 or 64, got {self.threads_per_warp!r}")
         if not isinstance(self.waves_per_eu, int) or self.waves_per_eu < 0:

@@ -89,9 +89,14 @@ def again(compiled: Any, kernel: Any, grid: tuple[int, ...], **meta: Any) -> Cal
     function, packed = compiled.function, compiled.packed_metadata
 
     def launch(stream: int, *args: Any) -> None:
-        if knobs.runtime.launch_enter_hook is None and knobs.runtime.launch_exit_hook is None:
+        if not _hooked(knobs.runtime.launch_enter_hook) and not _hooked(knobs.runtime.launch_exit_hook):
             bare(*whole, stream, function, packed, None, None, None, *args, *constants)
         else:  # a profiler wants to know
             watched(*args, *constants, stream=stream)
 
     return launch
+
+
+def _hooked(hook: Any) -> bool:
+    # A chain of hooks, or one or None, by the release of Triton.
+    return bool(getattr(hook, "calls", hook))

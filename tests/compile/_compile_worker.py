@@ -2,7 +2,8 @@
 
     IRIS_RUNTIME=gpu python _compile_worker.py gfx942 cover
 
-``cover`` is the device API, the barrier, the functions of tiles and a selection of ``pull`` kernels in which every
+``cover`` is the device API, the barrier, the functions of tiles, what collectives of eight ranks launch (where
+:data:`COLLECTIVES` has the architecture) and a selection of ``pull`` kernels in which every
 dtype, transpose, gather dimension and shipped configuration occurs; ``product`` is every dtype with every
 configuration and gather dimension. A process of its own, because kernels are either compiled or interpreted, which is
 settled when iris is imported.
@@ -17,6 +18,7 @@ import tempfile
 import torch
 import triton
 import triton.language as tl
+from _ccl_kernels import launches, rings
 from _tile_kernels import tiles
 
 import iris
@@ -30,6 +32,8 @@ from iris.sim import pacing
 from iris.x.barrier import device_barrier_kernel
 
 WORLD, N, K = 8, 4096, 8192
+# One of each vendor; the slow tests have all.
+COLLECTIVES = ("sm_90", "gfx942")
 ROWS = (1, 16, 64, 128, 4096)
 TRANSPOSES = ("NN", "NT", "TN", "TT")
 TYPES = {
@@ -364,6 +368,10 @@ def main(arch, selection):
     records = {}
     if selection == "cover":
         wanted += paced()
+        if arch in COLLECTIVES:
+            wanted += [*launches(target, 8), *rings(target)]
+    else:
+        wanted += [launch for world in (3, 8) for launch in launches(target, world, full=True)]
     for name, kernel, arguments, options in wanted:
         pacing.set_paced(name.startswith("paced"))
         record = records[name] = {"error": "", "pull": kernel is pull_kernel}

@@ -36,7 +36,7 @@ def body_shapes(ctx, variant):
         exchanged(ctx, shape, torch.float16, dim, variant, seed, **how)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("world", "variant"), [(1, None), (2, "torch"), (2, None), (3, "default"), (4, "default")])
 def test_shapes(ranks, world, variant):
     ranks(world).run(body_shapes, variant)
 
@@ -46,7 +46,7 @@ def body_dtypes(ctx, variant):
         exchanged(ctx, (ctx.get_num_ranks(), 3), dtype, 0, variant, seed, comm_sms=1)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v])
 @pytest.mark.parametrize("world", [2])
 def test_dtypes(ranks, world, variant):
     ranks(world).run(body_dtypes, variant)

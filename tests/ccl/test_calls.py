@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import iris
-from collective_data import Buffer, outcome
+from collective_data import Buffer, on_new_context, outcome
 from iris.ccl import AllReduceWorkspace, Config
 from iris.errors import ArgumentError, DeviceMismatch, IrisError, RankMismatch
 from iris.testing import reference
@@ -64,7 +64,7 @@ def check_all_reduce(ctx, n=5, **kwargs):
 
 @pytest.mark.parametrize("world", [2])
 def test_ranks_that_disagree(ranks, world):
-    ranks(world).run(body_disagreements)
+    ranks(world).run(on_new_context, body_disagreements, context=None)
 
 
 def body_wrong_on_one(ctx):
@@ -99,7 +99,7 @@ def body_wrong_on_one(ctx):
 
 @pytest.mark.parametrize("world", [2])
 def test_an_error_on_one_rank_reaches_the_other(ranks, world):
-    ranks(world).run(body_wrong_on_one)
+    ranks(world).run(on_new_context, body_wrong_on_one, context=None)
 
 
 def body_workspaces(ctx):
@@ -123,6 +123,7 @@ def body_workspaces(ctx):
     assert (canary == 5).all()
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
 def test_workspaces_fit_every_call(ranks, world):
     ranks(world).run(body_workspaces)
 
@@ -139,7 +140,7 @@ def body_one_has_a_workspace(ctx):
 
 @pytest.mark.parametrize("world", [2])
 def test_one_rank_has_a_workspace(ranks, world):
-    ranks(world).run(body_one_has_a_workspace)
+    ranks(world).run(on_new_context, body_one_has_a_workspace, context=None)
 
 
 def body_streams(ctx, turns):
@@ -216,6 +217,7 @@ def body_beside(ctx):
         assert second.plan.operation == "all_gather"
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
 def test_beside_the_stream(ranks, world):
     ranks(world).run(body_beside)
 
@@ -286,8 +288,9 @@ def check_comparisons(ctx, exchanged):
     assert len(exchanged) == (3 if world > 1 else 0)
 
 
+@pytest.mark.parametrize("world", [1, 2])
 def test_calls_are_remembered(ranks, world):
-    ranks(world).run(body_remembered)
+    ranks(world).run(on_new_context, body_remembered, context=None)
 
 
 def body_checked_always(ctx):
@@ -308,7 +311,7 @@ def body_checked_always(ctx):
 
 @pytest.mark.parametrize("world", [2])
 def test_every_call_can_be_compared(ranks, world):
-    ranks(world).run(with_variable, "IRIS_CHECK", "always", body_checked_always)
+    ranks(world).run(on_new_context, with_variable, "IRIS_CHECK", "always", body_checked_always, context=None)
 
 
 def with_variable(ctx, name, value, body):

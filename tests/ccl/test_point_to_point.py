@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collective_data import LAYOUTS, MOVED, Buffer, movable, outcome
+from collective_data import LAYOUTS, MOVED, Buffer, movable, on_new_context, outcome
 from iris.ccl import Config
 from iris.errors import ArgumentError, RankMismatch
 
@@ -156,7 +156,7 @@ def body_disagreements(ctx):
 
 @pytest.mark.parametrize("world", [2])
 def test_disagreements(ranks, world):
-    ranks(world).run(body_disagreements)
+    ranks(world).run(on_new_context, body_disagreements, context=None)
 
 
 def body_wrong_partners(ctx):
@@ -197,7 +197,7 @@ def body_refusals(ctx):
 
 @pytest.mark.parametrize("world", [2])
 def test_refusals(ranks, world):
-    ranks(world).run(body_refusals)
+    ranks(world).run(on_new_context, body_refusals, context=None)
 
 
 def body_async(ctx):

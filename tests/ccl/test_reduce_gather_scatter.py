@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collective_data import LAYOUTS, Buffer, factors, movable, rounded, steps
+from collective_data import LAYOUTS, Buffer, factors, movable, on_new_context, rounded, steps
 from iris.ccl import Config, ReduceOp
 from iris.errors import ArgumentError, NotSymmetricError, RankMismatch
 from iris.testing import reference
@@ -189,4 +189,4 @@ def body_refusals(ctx):
 
 @pytest.mark.parametrize("world", [2])
 def test_refusals(ranks, world):
-    ranks(world).run(body_refusals)
+    ranks(world).run(on_new_context, body_refusals, context=None)

@@ -173,9 +173,10 @@ def spread_kernel(
 def reduce_kernel(
     in_ptr,
     out_ptr,
-    first,
-    count,
+    n,
+    shard,
     blocks,
+    in_piece,
     in_columns,
     in_row,
     in_column,
@@ -200,10 +201,12 @@ def reduce_kernel(
     BLOCK: tl.constexpr,
     KERNEL: tl.constexpr,
 ):
-    """Reads ``count`` elements from number ``first`` on from every member, combines them in group order in wide type,
-    rounds once, and writes them to the own ``out_ptr``, or with ``TO_ALL`` to every member's.
+    """Reads elements from every member, combines them in group order in wide type, rounds once, and writes them.
 
-    With ``ROOTED`` the root alone does so.
+    The caller's own piece of ``in_ptr``, ``n`` elements, to the own ``out_ptr``, or with ``TO_ALL`` its shard of
+    ``shard`` elements, in ``blocks`` blocks, to every member's; the last shards may be short or empty. With ``ROOTED``
+    the root alone does so. What differs between ranks is computed here and not passed, so that the kernel is compiled
+    once for all ranks.
     """
     lane = take_lane(tickets, TICKETS)
     lanes = tl.num_programs(0)
@@ -215,17 +218,22 @@ def reduce_kernel(
     if ROOTED:
         mine = tl.where(index == root, blocks, 0)
     offsets = tl.arange(0, BLOCK)
+    piece = in_ptr + tl.cast(index, tl.int64) * in_piece
+    first = tl.cast(0, tl.int64)
+    if TO_ALL:
+        first = tl.cast(index, tl.int64) * shard
     wide: tl.constexpr = numeric.wide_dtype(in_ptr.dtype.element_ty)
     for block in range(lane, mine, lanes):
         within = tl.cast(block, tl.int64) * BLOCK
-        inside = offsets < count - within
-        source = elements(in_ptr, first + within, offsets, in_columns, in_row, in_column, IN_FLAT)
+        start = first + within
+        inside = (offsets < shard - within) & (offsets < n - start)
+        source = elements(piece, start, offsets, in_columns, in_row, in_column, IN_FLAT)
         total = memory.load(source, rank, tl.load(members), context + 2, inside, 0.0).to(wide)
         for member in tl.static_range(1, WORLD):
             value = memory.load(source, rank, tl.load(members + member), context + 2, inside, 0.0)
             total = combine(total, value.to(wide), OP)
         result = numeric.narrow(finish(total, OP, WORLD), out_ptr.dtype.element_ty)
-        to = elements(out_ptr, first + within, offsets, out_columns, out_row, out_column, OUT_FLAT)
+        to = elements(out_ptr, start, offsets, out_columns, out_row, out_column, OUT_FLAT)
         if TO_ALL:
             for step in tl.static_range(WORLD):
                 peer = tl.load(members + (index + step) % WORLD)

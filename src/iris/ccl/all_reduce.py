@@ -250,14 +250,11 @@ def _kernel(request: Request, algorithm: str, config: Config | None, source: Pie
     shape = matrix_shape(source, to)
     if algorithm in ("one_shot", "two_shot"):
         shard = n if algorithm == "one_shot" else -(-n // (world * _SHARD)) * _SHARD
-        first = 0 if algorithm == "one_shot" else members.index * shard
-        # Every rank runs the same number of programs, also one whose shard is short.
         how = programs(ctx, config, shard, dtype.itemsize, layout.lanes, most_block(world, dtype.itemsize))
-        count = max(0, min(shard, n - first))
         return how, kernel_launch(
             ctx, OPERATION, reduce_kernel, members, how,
-            numbers=(first, count, -(-count // how.block)),
-            shape=shape, root=(0,), ROOTED=False, TO_ALL=algorithm == "two_shot", **meta,
+            numbers=(n, shard, -(-shard // how.block)),
+            shape=(0, *shape), root=(0,), ROOTED=False, TO_ALL=algorithm == "two_shot", **meta,
         )  # fmt: skip
     if algorithm == "push":
         slot = layout.slot_bytes // dtype.itemsize

@@ -116,8 +116,8 @@ def _prepare(request: Request) -> Call:
     how = programs(ctx, config, source.count, size, ctx.channels.layout.lanes, most_block(members.size, size))
     issue = kernel_launch(
         ctx, OPERATION, reduce_kernel, members, how,
-        numbers=(0, source.count, -(-source.count // how.block)),
-        shape=matrix_shape(source, to), root=(root,),
+        numbers=(source.count, source.count, -(-source.count // how.block)),
+        shape=(0, *matrix_shape(source, to)), root=(root,),
         ROOTED=True, TO_ALL=False, OP=int(op), IN_FLAT=source.flat, OUT_FLAT=to.flat,
     )  # fmt: skip
     plan = Plan(OPERATION, "pull", how, "heuristic", "the root reads every input; the only algorithm", problem)

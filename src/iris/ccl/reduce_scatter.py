@@ -167,17 +167,12 @@ def _prepare(request: Request) -> Call:
         return Call(plan(OPERATION, choice, None, problem), _torch(request.group, op) if inp.numel() else None)
     size = inp.element_size()
     how = programs(ctx, config, to.count, size, ctx.channels.layout.lanes, most_block(members.size, size))
-    launch = kernel_launch(
+    issue = kernel_launch(
         ctx, OPERATION, reduce_kernel, members, how,
-        numbers=(0, to.count, -(-to.count // how.block)),
-        shape=matrix_shape(source, to), root=(0,),
+        numbers=(to.count, to.count, -(-to.count // how.block)),
+        shape=(source.distance, *matrix_shape(source, to)), root=(0,),
         ROOTED=False, TO_ALL=False, OP=int(op), IN_FLAT=source.flat, OUT_FLAT=to.flat,
     )  # fmt: skip
-    rows, index = part[0], members.index
-
-    def issue(channels, out: torch.Tensor, inp: torch.Tensor) -> None:
-        launch(channels, out, inp.narrow(0, index * rows, rows))
-
     return Call(plan(OPERATION, choice, how, problem), issue if inp.numel() else None, ("input_tensor",))
 
 

@@ -197,7 +197,9 @@ def lock(lock_ptr, from_rank, to_rank, context, kernel=0):
     """
     word = translate(lock_ptr, from_rank, to_rank, context + 2)
     taken = 1
-    if tl.atomic_cas(word, 0, 1, sem="acquire", scope="sys") != 0:
+    # An exchange takes a lock as well as a compare-and-swap does. For AMD, Triton 3.6 compiles the latter for the
+    # own device alone, whatever its scope.
+    if tl.atomic_xchg(word, 1, sem="acquire", scope="sys") != 0:
         taken = _lock(word, lock_ptr, to_rank, context, kernel)
     tl.debug_barrier()
     return taken
@@ -219,7 +221,7 @@ def _lock(word, lock_ptr, to_rank, context, kernel):
     taken = 0
     waiting = 1
     while waiting == 1:
-        seen = tl.atomic_cas(word, 0, 1, sem="acquire", scope="sys")
+        seen = tl.atomic_xchg(word, 1, sem="acquire", scope="sys")
         if seen == 0:
             taken = 1
             waiting = 0

@@ -78,6 +78,8 @@ class Step:
 
     def check(self, call, out=None):
         out, want = self.out if out is None else out, self.want(call)
+        # On every rank, or one that has nothing to check could run far ahead of the others.
+        self.ctx.synchronize()
         if want is not None:
             wrong = (out != want).nonzero().flatten()
             assert not len(wrong), (self.operation, call, wrong[:5].tolist(), out[wrong[:5]], want[wrong[:5]])

@@ -113,7 +113,7 @@ def all_reduce_ring_kernel(
     """All-reduce from neighbour to neighbour: ``WORLD - 1`` steps for partial sums, then as many for results.
 
     In each round a lane takes ``WORLD`` chunks of ``BLOCK`` elements. The sum of a chunk begins at the member of its
-    number and is kept in wide type until the last member has added, which rounds once and sends the result around.
+    number and is kept in wide type; the last member to add sends it around, and every rank rounds it once.
     With ``RINGS`` of 2 every second lane runs the other way. A slot holds ``BLOCK`` elements of wide type.
     Source: the ring algorithm of Patarasuk and Yuan (2009).
     """
@@ -164,7 +164,6 @@ def all_reduce_ring_kernel(
                 result = numeric.narrow(passed, out_ptr.dtype.element_ty)
                 to = elements(out_ptr, start, offsets, out_columns, out_row, out_column, OUT_FLAT)
                 tl.store(to, result, mask=inside)
-                passed = result.to(wide)
     close_channel(channel, meeting)
 
 

@@ -144,11 +144,14 @@ def launches(target, world, full=False):
     yield reducing("spinlock", torch.float32)
     if full:
         for dtype in (torch.float32, torch.float16, torch.int8, torch.int64, *fp8):
-            for variant in ("push", "two_shot", "one_shot", "ring", "atomic", "spinlock"):
+            # Those that read everything are for small tensors.
+            for variant in ("push", "one_shot"):
+                yield reducing(variant, dtype, n=(1 << 18) // dtype.itemsize)
+            for variant in ("two_shot", "ring", "atomic", "spinlock"):
                 yield reducing(variant, dtype)
-        for variant in ("push", "two_shot", "ring"):
+        for variant, n in (("push", 1 << 17), ("two_shot", LARGE), ("ring", LARGE)):
             for op in (1, 3, 7):
-                yield reducing(variant, half, strided, op=op)
+                yield reducing(variant, half, strided, n, op)
     for dtype, variant, make in ((half, "persistent", flat), (torch.int8, "partitioned", strided)):
         inp = make(LARGE, dtype)
         out = torch.empty(world * inp.shape[0], *inp.shape[1:], dtype=dtype)

@@ -68,7 +68,7 @@ def do_bench(
     wanted = None if quantiles is None else _quantiles(quantiles)
     n_warmup = _count("n_warmup", n_warmup, at_least=0)
     n_repeat = _count("n_repeat", n_repeat, at_least=1)
-    timer = _timer(device)
+    timer = timer_of(device)
 
     barrier_fn()
     preamble_fn()
@@ -89,7 +89,9 @@ def do_bench(
     return values[0] if len(values) == 1 else values
 
 
-class _HostTimer:
+class HostTimer:
+    """Times calls with the host's clock."""
+
     def __init__(self):
         self._samples: list[float] = []
 
@@ -97,6 +99,7 @@ class _HostTimer:
         """Nothing: the host's clock does not resolve what a warm cache saves."""
 
     def measure(self, fn: Callable[[], Any], keep: bool) -> None:
+        """Time one call; ``keep`` says whether it becomes a sample."""
         start = time.perf_counter()
         fn()
         elapsed = time.perf_counter() - start
@@ -104,19 +107,24 @@ class _HostTimer:
             self._samples.append(elapsed * 1e3)
 
     def samples(self) -> list[float]:
+        """Milliseconds of the kept calls, in order."""
         return self._samples
 
 
-class _GpuTimer:
+class GpuTimer:
+    """Times calls with events on the current stream of a GPU."""
+
     def __init__(self, device: torch.device):
         self._device = device
         self._cache = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device=device)
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def flush(self) -> None:
+        """Empty the caches, in the stream."""
         self._cache.zero_()
 
     def measure(self, fn: Callable[[], Any], keep: bool) -> None:
+        """Issue one call between two events; ``keep`` says whether it becomes a sample."""
         # Warm-up calls record events too, so that measured calls find the same state of the stream.
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record(torch.cuda.current_stream(self._device))
@@ -126,18 +134,24 @@ class _GpuTimer:
             self._pairs.append((start, end))
 
     def samples(self) -> list[float]:
+        """Milliseconds of the kept calls, in order; waits for them."""
         torch.cuda.synchronize(self._device)
         return [start.elapsed_time(end) for start, end in self._pairs]
 
 
-def _timer(device: Any) -> _HostTimer | _GpuTimer:
+def timer_of(device: Any = None) -> HostTimer | GpuTimer:
+    """What times calls on ``device``; default the current GPU, or the CPU when there is none.
+
+    Raises:
+        UnsupportedError: ``device`` is neither a GPU nor the CPU.
+    """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
     if device.type == "cpu":
-        return _HostTimer()
+        return HostTimer()
     if device.type == "cuda":
-        return _GpuTimer(device)
+        return GpuTimer(device)
     raise UnsupportedError(f"device {device} cannot be timed; possible: cuda and cpu")
 
 

@@ -12,7 +12,7 @@ import typing as _typing  # noqa: E402
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError  # noqa: E402
 from importlib.metadata import version as _version  # noqa: E402
 
-from iris import ccl, errors, hip, logging, ops  # noqa: E402
+from iris import ccl, errors, hip, logging, ops, tracing  # noqa: E402
 from iris.device import clock as device_utils  # noqa: E402
 from iris.device import signal  # noqa: E402
 from iris.device.atomics import (  # noqa: E402
@@ -27,6 +27,7 @@ from iris.device.atomics import (  # noqa: E402
     atomic_xor,
 )
 from iris.device.memory import copy, get, load, put, store  # noqa: E402
+from iris.device.tracing import TraceEvent  # noqa: E402
 from iris.errors import IrisError  # noqa: E402
 from iris.runtime.context import Iris, get_device_id_for_rank, iris  # noqa: E402
 from iris.runtime.logs import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level  # noqa: E402
@@ -45,6 +46,7 @@ Iris.services.update(
     ccl="iris.ccl:CclNamespace",
     ccl_state="iris.ccl._calls:State",
     ops="iris.ops:OpsNamespace",
+    tracing="iris.tracing.recorder:Tracing",
     all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",
 )
 
@@ -81,6 +83,7 @@ __all__ = [
     "TensorView",
     "Tile",
     "TileView",
+    "TraceEvent",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -110,4 +113,5 @@ __all__ = [
     "sim",
     "store",
     "tensor_from_ptr",
+    "tracing",
 ]

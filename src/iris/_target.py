@@ -59,6 +59,10 @@ class Target:
             return GPUTarget("hip", self.arch, self.warp_size)
         raise ArgumentError(f"target {self.arch} is interpreted; compiled targets: {', '.join(compiled_archs())}")
 
+    def unit_name(self, die: int, unit: int) -> str:
+        """What the vendor calls a compute unit, by the indices that kernels read: ``SM7``, or ``XCC1_CU7``."""
+        return f"SM{unit}" if self.vendor == "nvidia" else f"XCC{die}_CU{unit}"
+
     def share(self, ranks: int) -> Target:
         """This target as each of ``ranks`` ranks sees it when they share the device's compute units evenly."""
         return replace(self, compute_units=max(1, self.compute_units // max(1, ranks)))

@@ -205,3 +205,23 @@ def _demo(
     inputs = importlib.import_module("iris.demo.inputs")
     inputs.check(inputs.parse(arguments))
     raise typer.Exit(launch(["-m", "iris.demo", *arguments], num_ranks))
+
+
+@app.command("trace")
+def _trace(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="A trace, or the traces of several ranks, as JSON.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="The picture: .png, .svg or .pdf; else FILE as .png."),
+    ] = None,
+    picture: Annotated[bool, typer.Option("--picture/--no-picture", help="Draw a picture.")] = True,
+) -> None:
+    """Show what `ctx.tracing.export` recorded or `iris.sim.predict` predicted: figures, and a picture of each rank.
+
+    Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev) open the same files.
+    """
+    from iris.cli.trace import trace
+
+    trace(files, output, picture)

@@ -27,6 +27,12 @@ def constant(value):
     return tl.constexpr(value)
 
 
+def compiled_constructor(init):
+    """Marks the constructor of an aggregate, which gets ``_semantic``, if it asks for it, where kernels are compiled."""
+    init.__triton_builtin__ = True
+    return init
+
+
 class _Method:
     """Binds a device function to an instance, which the interpreter's function objects do not do by themselves."""
 

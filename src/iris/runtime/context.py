@@ -199,6 +199,18 @@ class Iris(TensorFactory):
         self.heap_bases = self._device_context[2 : 2 + self.num_ranks]
         self._device_synchronize()
 
+    def write_trace_words(self, words: list[int]) -> None:
+        """Set the words of tracing in the device context; the rank's launches have ended.
+
+        In place: launches that were prepared with the tensor, and captured graphs, follow.
+        """
+        self._refuse_capture("turning tracing on or off", "do it before the capture")
+        self._device_synchronize()
+        start = 2 + self.num_ranks
+        block = self._device_context[start : start + _TRACE_WORDS]
+        block.copy_(torch.tensor(words, dtype=torch.int64, device=self._torch_device))
+        self._device_synchronize()
+
     def _link_words(self) -> list[int]:
         """Where an imitated link keeps its state, and its femtoseconds a byte (:mod:`iris.device.link`)."""
         gpu = self._local_world.gpu if self._local_world is not None else None
@@ -362,6 +374,11 @@ class Iris(TensorFactory):
         """The fused operations: ``ctx.ops.all_gather_matmul(...)``."""
         return self.service("ops")
 
+    @property
+    def tracing(self) -> Any:
+        """Recording of what kernels do: ``ctx.tracing.enable()``, ``ctx.tracing.export("trace.json")``."""
+        return self.service("tracing")
+
     def current_stream(self) -> Any:
         """The stream that launches go to: ``torch.cuda.current_stream()``, or that of the cpu runtime."""
         if self._torch_device.type == "cuda":
@@ -436,9 +453,14 @@ class Iris(TensorFactory):
         self._device_synchronize()
         self._meet("an allocation on a full heap", tuple(range(self.num_ranks)))
 
-    def capturing(self) -> bool:
-        """Whether the current stream is being captured in a graph."""
-        return self._torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    def capturing(self, stream: Any = None) -> bool:
+        """Whether ``stream``, by default the current one, is being captured in a graph."""
+        if self._torch_device.type != "cuda":
+            return False
+        if stream is None:
+            return torch.cuda.is_current_stream_capturing()
+        with torch.cuda.stream(stream):
+            return torch.cuda.is_current_stream_capturing()
 
     def _refuse_capture(self, what: str, remedy: str) -> None:
         if self.capturing():

@@ -5,13 +5,13 @@ Every figure is a prediction of the cost model (:mod:`iris.sim.virtual_time`); n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iris._events import EVENT_NAMES, Event
+from iris.tracing import chrome
 
 if TYPE_CHECKING:
     from iris.sim.virtual_time import VirtualTime
@@ -195,34 +195,21 @@ class Timeline:
         Transfers overlap the arithmetic of the same program, so each unit has a second track, ``..._MEM``, for them;
         programs that share a unit have tracks of their own, ``..._S<i>``. Times are rounded to a nanosecond.
         """
-        events: list[dict[str, Any]] = [
-            {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"Rank {rank}"}}
-            for rank in range(self.world_size)
-        ]
         ordered = sorted(self.spans, key=lambda span: (span.start_ns, span.rank, span.slot, span.end_ns))
-        events.extend(self._event(op_index, span) for op_index, span in enumerate(ordered))
-        return {
-            "traceEvents": events,
-            "displayTimeUnit": "ns",
-            "metadata": {
-                "schema_version": "1.1",
-                "num_events": len(ordered),
-                "world_size": self.world_size,
-                "time_unit": "us",
-                "predicted": True,
-                "machine": self.machine.name,
-                "sources": dict(self.machine.sources),
-                "process_name": "iris.sim",
-                "gpu_cu_count": self.machine.compute_units,
-                "gpu_num_xcc": self.machine.chiplets,
-            },
+        facts = {
+            "world_size": self.world_size,
+            "predicted": True,
+            "machine": self.machine.name,
+            "sources": dict(self.machine.sources),
+            "process_name": "iris.sim",
+            "gpu_cu_count": self.machine.compute_units,
+            "gpu_num_xcc": self.machine.chiplets,
         }
+        return chrome.document(range(self.world_size), [self._event(i, span) for i, span in enumerate(ordered)], facts)
 
     def write(self, path: str | Path) -> Path:
         """Write :meth:`to_chrome` to a file and return its path."""
-        path = Path(path)
-        path.write_text(json.dumps(self.to_chrome()), encoding="utf-8")
-        return path
+        return chrome.write(path, self.to_chrome())
 
     def _event(self, op_index: int, span: Span) -> dict[str, Any]:
         args: dict[str, Any] = {"program_id": span.program, "target_rank": span.peer, "payload_size": span.nbytes}
@@ -239,9 +226,7 @@ class Timeline:
             args |= {"xcc_id": xcc_id, "cu_id": cu_id}
             track = f"XCC{xcc_id}_CU{cu_id}" + (f"_S{layer}" if layer else "")
             track += "_MEM" if span.kind in (FETCH, STORE) else ""
-        start_us, end_us = round(span.start_ns / 1e3, 3), round(span.end_ns / 1e3, 3)
-        event = {"name": span.kind, "cat": "iris", "ph": "X", "ts": start_us, "dur": round(end_us - start_us, 3)}
-        return event | {"pid": span.rank, "tid": track, "args": args}
+        return chrome.event(span.kind, span.rank, track, span.start_ns / 1e3, span.end_ns / 1e3, args)
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from iris.device import atomics, memory, signal
-from iris.device._compat import aggregate, constant
+from iris.device._compat import aggregate, compiled_constructor, constant
+from iris.device.tracing import DeviceTracing
 from iris.x.all_gather import all_gather as _all_gather
 from iris.x.all_reduce import all_reduce_atomic as _all_reduce_atomic
 from iris.x.all_reduce import all_reduce_one_shot as _all_reduce_one_shot
@@ -27,7 +28,6 @@ from iris.x.gather import gather as _gather
 from iris.x.publish import publish_tile as _publish_tile
 from iris.x.publish import wait_tile as _wait_tile
 from iris.x.reduce_scatter import reduce_scatter as _reduce_scatter
-from iris.x.tile import compiled_constructor
 
 
 @aggregate
@@ -40,27 +40,36 @@ class DeviceContext:
         heap_bases: int64[world_size], address of every rank's heap as mapped in this process.
         context: the tensor of ``ctx.get_device_context()``. May be left out where ``heap_bases`` is the tensor of
             ``ctx.get_heap_bases()``, which lies within it.
+        tracing: records spans (:class:`iris.device.tracing.DeviceTracing`).
     """
 
     rank: tl.constexpr
     world_size: tl.constexpr
     heap_bases: tl.tensor
     context: tl.tensor
+    tracing: DeviceTracing
 
     @compiled_constructor
-    def __init__(self, rank, world_size, heap_bases, context=None, _semantic=None):
+    def __init__(self, rank, world_size, heap_bases, context=None, tracing=False, _semantic=None):
         self.rank = constant(rank)
         self.world_size = constant(world_size)
         self.heap_bases = heap_bases
         if getattr(context, "value", context) is None:
             context = heap_bases - 2 if _semantic is None else heap_bases.__sub__(2, _semantic=_semantic)
         self.context = context
+        self.tracing = DeviceTracing(tracing, rank, world_size, context)
 
     @staticmethod
     @triton.jit
     def initialize(context_tensor, rank, world_size, tracing: tl.constexpr = False):
-        """The context of this kernel. ``context_tensor`` comes from ``ctx.get_device_context()``."""
-        return DeviceContext(rank, world_size, context_tensor + 2, context_tensor)
+        """The context of this kernel.
+
+        Args:
+            context_tensor: from ``ctx.get_device_context()``.
+            rank, world_size: the calling rank and the number of ranks (constexpr).
+            tracing: compile in what ``tracing`` records; the host also has to call ``ctx.tracing.enable()``.
+        """
+        return DeviceContext(rank, world_size, context_tensor + 2, context_tensor, tracing)
 
     @triton.jit
     def load(

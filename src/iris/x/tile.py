@@ -12,15 +12,9 @@ claimed of alignment; what the compiler knows of pointer and strides reaches the
 import triton
 import triton.language as tl
 
-from iris.device._compat import aggregate, constant
+from iris.device._compat import aggregate, compiled_constructor, constant
 from iris.errors import ArgumentError
 from iris.x.schedule import tile_number
-
-
-def compiled_constructor(init):
-    """Marks the constructor of an aggregate, which then gets ``_semantic`` where kernels are compiled."""
-    init.__triton_builtin__ = True
-    return init
 
 
 def _value(number, _semantic):

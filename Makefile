@@ -23,11 +23,11 @@ demo: $(VENV)/.demo ## sentences through a layer of a real model that is split o
 	$(VENV)/bin/iris demo
 
 test: $(VENV)/.dev $(VENV)/.demo ## the tests that need no GPU, without the slow ones
-	$(VENV)/bin/python -m pytest -m "not gpu and not slow"
+	$(VENV)/bin/python -m pytest -n 2 -m "not gpu and not slow"
 
 test-all: $(VENV)/.dev $(VENV)/.demo $(VENV_OLDEST)/.dev ## all tests that need no GPU, with the newest and with the oldest Triton
-	$(VENV)/bin/python -m pytest -m "not gpu"
-	$(VENV_OLDEST)/bin/python -m pytest -m "not gpu"
+	$(VENV)/bin/python -m pytest -n 2 -m "not gpu"
+	$(VENV_OLDEST)/bin/python -m pytest -n 2 -m "not gpu"
 
 lint: $(VENV)/.dev ## style, formatting, types and the direction of imports
 	$(VENV)/bin/ruff check .

@@ -190,7 +190,6 @@ def body_opposite_orders(ctx):
         ctx.barrier()
 
 
-@pytest.mark.processes("the simulator waits for a launch on any stream but the default one")
 @pytest.mark.parametrize("world", [2])
 def test_two_workspaces_on_two_streams(ranks, world):
     ranks(world).run(body_opposite_orders)

@@ -52,15 +52,18 @@ class Kernel:
         return lambda *args, **meta: self.launches.append((grid, args, meta))
 
 
-def context(target, raises=None):
+def context(target, raises=None, pending=False):
     calls = []
+    stream = SimpleNamespace(pending=lambda: pending)
 
     def raise_for_failed_waits():
         calls.append(1)
         if raises is not None:
             raise raises
 
-    return SimpleNamespace(target=target, raise_for_failed_waits=raise_for_failed_waits, calls=calls)
+    return SimpleNamespace(
+        target=target, raise_for_failed_waits=raise_for_failed_waits, calls=calls, current_stream=lambda: stream
+    )
 
 
 def test_arguments_and_options_reach_the_kernel():
@@ -83,7 +86,39 @@ def test_failed_waits_are_raised_where_the_launch_has_ended():
     with pytest.raises(WaitTimeout, match="rank 1"):
         launch.start(context(_target.INTERPRETER, failed), kernel, (1,))
     launch.start(context(_target.KNOWN["h200"], failed), kernel, (1,))
-    assert len(kernel.launches) == 2
+    # On a further stream the kernel may still run.
+    launch.start(context(_target.INTERPRETER, failed, pending=True), kernel, (1,))
+    assert len(kernel.launches) == 3
+
+
+class Compiled:
+    """What a launch returns: runs bare, or by grid with the hooks of profilers."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self):
+        self.bare, self.watched = [], []
+
+    def run(self, *args):
+        self.bare.append(args)
+
+    def __getitem__(self, grid):
+        return lambda *args, stream: self.watched.append((grid, stream, args))
+
+
+def test_a_launch_is_repeated_with_constants_in_their_places(monkeypatch):
+    from triton import knobs
+
+    kernel = SimpleNamespace(arg_names=["data", "n", "BLOCK", "KIND"])
+    compiled = Compiled()
+    again = launch.again(compiled, kernel, (6,), KIND=2, BLOCK=64, num_warps=8)
+    again(77, 1024, 5)
+    assert compiled.bare == [(6, 1, 1, 77, "function", "metadata", None, None, None, 1024, 5, 64, 2)]
+    assert not compiled.watched
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    again(78, 2048, 5)
+    assert compiled.watched == [((6, 1, 1), 78, (2048, 5, 64, 2))]
+    assert len(compiled.bare) == 1
 
 
 class TooBig:

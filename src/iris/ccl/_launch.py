@@ -101,10 +101,3 @@ def kernel_launch(
 def matrix_shape(inp: Pieces, out: Pieces) -> tuple[int, ...]:
     """Columns and strides of input and output, as kernels take them."""
     return (*inp.strides, *out.strides)
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that reductions of ``dtype`` are computed in; see :func:`iris.device.numeric.wide_dtype`."""
-    if dtype.itemsize == 8:
-        return dtype
-    return torch.float32 if dtype.is_floating_point else torch.int32

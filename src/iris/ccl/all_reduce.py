@@ -37,10 +37,10 @@ from iris.ccl import _calls
 from iris.ccl._arguments import check_config, check_pair, check_reduced, meant_op
 from iris.ccl._calls import Call, Request, Work
 from iris.ccl._kernels import reduce_kernel
-from iris.ccl._launch import kernel_launch, matrix_shape, wide_dtype
+from iris.ccl._launch import kernel_launch, matrix_shape
 from iris.ccl._pieces import Pieces, check_writable, pieces
 from iris.ccl._slot_kernels import all_reduce_accumulate_kernel, all_reduce_push_kernel, all_reduce_ring_kernel
-from iris.ccl.choice import Programs, choose, most_block, plan, programs, torch_obstacle
+from iris.ccl.choice import Programs, choose, most_block, plan, programs, torch_obstacle, wide_dtype
 from iris.ccl.config import Config, ReduceOp, reduce_op
 from iris.errors import ArgumentError, IrisError, NotSymmetricError, UnsupportedError
 from iris.runtime import channels as channel_memory
@@ -250,7 +250,7 @@ def _kernel(request: Request, algorithm: str, config: Config | None, source: Pie
     shape = matrix_shape(source, to)
     if algorithm in ("one_shot", "two_shot"):
         shard = n if algorithm == "one_shot" else -(-n // (world * _SHARD)) * _SHARD
-        how = programs(ctx, config, shard, dtype.itemsize, layout.lanes, most_block(world, dtype.itemsize))
+        how = programs(ctx, config, shard, dtype.itemsize, layout.lanes, most_block(world, dtype))
         return how, kernel_launch(
             ctx, OPERATION, reduce_kernel, members, how,
             numbers=(n, shard, -(-shard // how.block)),
@@ -258,7 +258,9 @@ def _kernel(request: Request, algorithm: str, config: Config | None, source: Pie
         )  # fmt: skip
     if algorithm == "push":
         slot = layout.slot_bytes // dtype.itemsize
-        how = programs(ctx, config, n, dtype.itemsize, layout.slot_lanes, slot, streams=False)
+        how = programs(
+            ctx, config, n, dtype.itemsize, layout.slot_lanes, min(slot, most_block(world, dtype)), streams=False
+        )
         return how, kernel_launch(
             ctx, OPERATION, all_reduce_push_kernel, members, how,
             numbers=(n, -(-n // how.block)), shape=shape, slots=dtype, SLOT=slot, **meta,

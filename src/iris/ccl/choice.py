@@ -161,12 +161,22 @@ def programs(
     return Programs(max(1, min(most, -(-count // block))), block, warps)
 
 
-def most_block(world: int, itemsize: int) -> int:
-    """Elements that a program may hold of each rank at once, so that those of all ranks fit its registers."""
-    block = _BLOCK_BYTES // itemsize
-    while block * itemsize * world > 1 << 17 and block * itemsize > 2048:
-        block //= 2
+def most_block(world: int, dtype: torch.dtype) -> int:
+    """Elements that a program may combine at a time: those of all ranks, and the wide ones, must fit its registers."""
+    # Of the registers that a thread of the largest program may take, what addresses leave.
+    registers = 48
+    of_element = (world * dtype.itemsize + 2 * wide_dtype(dtype).itemsize) / 4
+    block = _THREADS
+    while 2 * block * dtype.itemsize <= _BLOCK_BYTES and 2 * block / _THREADS * of_element <= registers:
+        block *= 2
     return block
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type that reductions of ``dtype`` are computed in; see :func:`iris.device.numeric.wide_dtype`."""
+    if dtype.itemsize == 8:
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int32
 
 
 def plan(operation: str, choice: Choice, programs: Programs | None, problem: str) -> Plan:

@@ -113,7 +113,7 @@ def _prepare(request: Request) -> Call:
         return Call(_calls.alone(OPERATION, problem), _calls.copy_alone if inp.numel() else None)
     checks.check_symmetric(ctx, "input_tensor", inp, "read")
     size = inp.element_size()
-    how = programs(ctx, config, source.count, size, ctx.channels.layout.lanes, most_block(members.size, size))
+    how = programs(ctx, config, source.count, size, ctx.channels.layout.lanes, most_block(members.size, inp.dtype))
     issue = kernel_launch(
         ctx, OPERATION, reduce_kernel, members, how,
         numbers=(source.count, source.count, -(-source.count // how.block)),

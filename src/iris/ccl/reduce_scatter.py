@@ -166,7 +166,7 @@ def _prepare(request: Request) -> Call:
     if choice.algorithm == "torch":
         return Call(plan(OPERATION, choice, None, problem), _torch(request.group, op) if inp.numel() else None)
     size = inp.element_size()
-    how = programs(ctx, config, to.count, size, ctx.channels.layout.lanes, most_block(members.size, size))
+    how = programs(ctx, config, to.count, size, ctx.channels.layout.lanes, most_block(members.size, inp.dtype))
     issue = kernel_launch(
         ctx, OPERATION, reduce_kernel, members, how,
         numbers=(to.count, to.count, -(-to.count // how.block)),

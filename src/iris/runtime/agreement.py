@@ -18,8 +18,8 @@ class Agreement:
     """What the ranks of a context have agreed on so far.
 
     ``IRIS_CHECK`` decides when ranks compare: at the first call of a combination of arguments (the default), at every
-    call, or never. Combinations are forgotten oldest first, at the same call on every rank, since every rank adds the
-    same ones.
+    call, or never. Combinations are forgotten oldest first, group by group: at the same call on every rank of a group,
+    since all of them add the same ones.
 
     Attributes:
         forgotten: how many combinations have been forgotten; callers that remember calls drop theirs when it changes.
@@ -29,7 +29,7 @@ class Agreement:
 
     def __init__(self, ctx: Iris):
         self._ctx = ctx
-        self._agreed: OrderedDict[tuple, None] = OrderedDict()
+        self._agreed: dict[tuple[int, ...], OrderedDict[tuple, None]] = {}
         self.forgotten = 0
 
     @staticmethod
@@ -40,7 +40,8 @@ class Agreement:
     def known(self, operation: str, group: Group, facts: Mapping[str, Any]) -> bool:
         """Whether a call with these facts needs no comparison."""
         mode = self.mode()
-        return group.size == 1 or mode == "off" or (mode == "first" and _key(operation, group, facts) in self._agreed)
+        agreed = self._agreed.get(group.ranks, ())
+        return group.size == 1 or mode == "off" or (mode == "first" and _key(operation, facts) in agreed)
 
     def reach(self, operation: str, group: Group, facts: Mapping[str, Any], error: IrisError | None = None) -> None:
         """Compare ``facts`` across the group. Collective over the group.
@@ -69,9 +70,10 @@ class Agreement:
             shown = "; ".join(f"rank {r} raised {text}" for r, text in failed.items())
             raise RankMismatch(f"{operation}: nothing was launched, because {shown}")
         self._compare(operation, group, [theirs for theirs, _ in posts])
-        self._agreed[_key(operation, group, facts)] = None
-        while len(self._agreed) > self.KEPT:
-            self._agreed.popitem(last=False)
+        agreed = self._agreed.setdefault(group.ranks, OrderedDict())
+        agreed[_key(operation, facts)] = None
+        while len(agreed) > self.KEPT:
+            agreed.popitem(last=False)
             self.forgotten += 1
 
     def _compare(self, operation: str, group: Group, posts: list[dict[str, str]]) -> None:
@@ -84,6 +86,6 @@ class Agreement:
             raise RankMismatch(f"{operation}: the ranks disagree, nothing was launched: {shown}")
 
 
-def _key(operation: str, group: Group, facts: Mapping[str, Any]) -> tuple:
+def _key(operation: str, facts: Mapping[str, Any]) -> tuple:
     # With the types, because enumerations of different meaning may be equal to the same number.
-    return (operation, group.ranks, tuple((type(fact), fact) for fact in facts.values()))
+    return (operation, tuple((type(fact), fact) for fact in facts.values()))

@@ -53,6 +53,6 @@ class StreamOrder:
             return
         stream = self._ctx.current_stream()
         # A capture begins with a synchronised device, and may not wait for a stream outside of it.
-        if self._latest is not None and not self._ctx.capturing():
+        if self._latest is not None and self._ctx.capturing() == self._ctx.capturing(self._latest):
             stream.wait_stream(self._latest)
         self._latest, self._handle = stream, handle

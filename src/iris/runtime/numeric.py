@@ -80,7 +80,14 @@ def random_like(tensor: torch.Tensor, *, seed: int, rank: int, integers: bool = 
     return random_tensor(shape, dtype, seed=seed, rank=rank, device=tensor.device, integers=integers)
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, k: int = 1) -> None:
+def assert_close(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    dtype: torch.dtype,
+    k: int = 1,
+    *,
+    allowed: tuple[float, float] | None = None,
+) -> None:
     """Compare with a float64 reference within :func:`tolerance`; NaN is wrong on either side.
 
     Args:
@@ -89,11 +96,12 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
         dtype: the least precise dtype the result went through on its way, often that of ``actual``. The larger of
             the tolerances of it and of ``actual`` counts.
         k: number of products in each sum.
+        allowed: (absolute, relative) error that takes the place of the tolerance.
 
     Raises:
         AssertionError: says how many elements are wrong, the first one, both values and the largest errors.
     """
-    bounds = [tolerance(t, k) for t in (dtype, actual.dtype)]
+    bounds = [tolerance(t, k) for t in (dtype, actual.dtype)] if allowed is None else [allowed]
     absolute, relative = max(b[0] for b in bounds), max(b[1] for b in bounds)
     have, want = _same_shape(actual, expected)
     # Equal infinities have no difference. Written so that NaN, which compares false, counts as wrong.

@@ -183,9 +183,12 @@ class Streams:
         self.all[next(self._count)] = stream
 
     def advance(self) -> None:
-        """Start what can start on every stream."""
-        for stream in list(self.all.values()):
-            stream.advance()
+        """Start what can start on every stream; what ends on one may let another go on."""
+        held = list(self.all.values())
+        ended = -1
+        while ended != (ended := sum(stream._ended for stream in held)):
+            for stream in held:
+                stream.advance()
 
     def pending(self) -> bool:
         """Whether a stream holds what has not ended."""

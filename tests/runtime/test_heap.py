@@ -232,3 +232,18 @@ def test_the_region_is_committed_lazily(ranks, pytestconfig):
     if pytestconfig.getoption("--runtime") == "gpu":
         pytest.skip("GPU memory is committed when it is allocated; only the cpu runtime commits lazily")
     ranks(2).run(body_lazy, context=None)
+
+
+def body_descriptions(ctx):
+    mine = ctx.zeros(100, dtype=torch.float32)
+    address = mine[7].data_ptr()
+    assert ctx.heap.describe(address).endswith("[7]"), ctx.heap.describe(address)
+    peer = 1 - ctx.get_rank()
+    there = ctx.heap.translate(address, ctx.get_rank(), peer)
+    assert ctx.heap.describe(there) == f"{ctx.heap.describe(address)} on rank {peer}"
+    assert "reserved area" in ctx.heap.describe(ctx.barrier_flags.data_ptr())
+    assert ctx.heap.describe(64) == "address 0x40"
+
+
+def test_an_address_is_told_by_its_allocation(ranks):
+    ranks(2).run(body_descriptions)

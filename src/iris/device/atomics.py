@@ -167,7 +167,11 @@ def atomic_cas(
     scope: tl.constexpr = None,
     hint: tl.constexpr = None,
 ):
-    """Replace by ``val``, where it is ``cmp``, what ``pointer`` (in the caller's heap) addresses on ``to_rank``."""
+    """Replace by ``val``, where it is ``cmp``, what ``pointer`` (in the caller's heap) addresses on ``to_rank``.
+
+    For AMD, Triton 3.6 compiles it for the own device alone, whatever ``sem`` and ``scope``: there it orders nothing for
+    other ranks. To take a lock use :func:`iris.device.signal.lock`.
+    """
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope
     return tl.atomic_cas(remote, cmp, val, sem=sem, scope=within)

@@ -206,8 +206,14 @@ class SymmetricHeap:
         return address + self.region.bases[to_rank] - self.region.bases[from_rank]
 
     def describe(self, address: int) -> str:
-        """Which allocation an own address lies in, for messages."""
-        offset = address - self.base - self.reserved
+        """Which allocation an address on the own heap or, as mapped here, on a peer's lies in, for messages."""
+        for rank, base in enumerate(self.region.bases):
+            if rank != self.rank and base <= address < base + self.region.nbytes:
+                return f"{self._describe(address - base, address)} on rank {rank}"
+        return self._describe(address - self.base, address)
+
+    def _describe(self, offset: int, address: int) -> str:
+        offset -= self.reserved
         for a in self._live.values():
             if a.offset <= offset < a.offset + a.nbytes:
                 return f"{a.site}[{(offset - a.offset) // a.dtype.itemsize}]"

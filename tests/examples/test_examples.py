@@ -12,6 +12,7 @@ import pytest
 
 import iris
 from iris.ops.choice import PULL_ROWS
+from iris.tuning import collectives
 from iris.x.context import DeviceContext
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,6 +221,26 @@ def test_pages_tell_the_rows_at_which_the_plan_changes(page):
     text = (ROOT / page).read_text()
     assert f"M up to {PULL_ROWS}" in text
     assert f"M above {PULL_ROWS}" in text
+
+
+def in_units(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes % (1 << 20) == 0 else f"{nbytes / 1024:g} KiB"
+
+
+def test_the_page_on_collectives_shows_the_table_of_algorithms():
+    rows = []
+    for row in collectives.rows():
+        least, most = row["world"]
+        ranks = f"{least}" if least == most else f"{least} and more" if most == 1024 else f"{least} to {most}"
+        steps = [
+            f"`{step['algorithm']}`" + (f" up to {in_units(step['up_to_bytes'])}" if "up_to_bytes" in step else "")
+            for step in row["steps"]
+        ]
+        source = "rule" if row["source"].startswith("heuristic") else "measured"
+        rows.append(f"| {row['operation']} | {row['link']} | {ranks} | {', then '.join(steps)} | {source} |")
+    head = "| operation | link | ranks | algorithm | from |\n|---|---|---|---|---|\n"
+    page = (ROOT / "docs" / "collectives.md").read_text()
+    assert page.partition(head)[2].partition("\n\n")[0].splitlines() == rows
 
 
 def documented_signatures() -> list[tuple[str, list[str]]]:

@@ -24,7 +24,7 @@ def test_all_is_what_dir_says():
     shown = {name for name in dir(iris) if not name.startswith("_")}
     modules = {name for name in shown if isinstance(getattr(iris, name), types.ModuleType)}
     assert shown - (modules - set(iris.__all__)) == set(iris.__all__)
-    named = {"ccl", "device_utils", "errors", "hip", "logging", "ops", "signal", "sim", "tracing"}
+    named = {"bench", "ccl", "device_utils", "errors", "hip", "logging", "ops", "signal", "sim", "tracing"}
     assert modules & set(iris.__all__) == named
     assert len(set(iris.__all__)) == len(iris.__all__)
 

@@ -37,7 +37,7 @@ from iris.x.context import DeviceContext  # noqa: E402
 from iris.x.tile import AllReduceConfig, TensorView, Tile, TileView, make_tensor_view  # noqa: E402
 
 if _typing.TYPE_CHECKING:
-    from iris import sim
+    from iris import bench, sim
 
 Context = DeviceContext
 
@@ -51,17 +51,20 @@ Iris.services.update(
 )
 
 
+_LAZY = ("bench", "sim")
+
+
 def __getattr__(name: str):
-    # The simulator is loaded when it is first asked for: programs on GPUs have no use for it.
-    if name == "sim":
+    # Loaded when they are first asked for: most programs have no use for them.
+    if name in _LAZY:
         import importlib
 
-        return importlib.import_module("iris.sim")
+        return importlib.import_module(f"iris.{name}")
     raise AttributeError(f"module 'iris' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "sim"})
+    return sorted({*globals(), *_LAZY})
 
 
 try:
@@ -93,6 +96,7 @@ __all__ = [
     "atomic_sub",
     "atomic_xchg",
     "atomic_xor",
+    "bench",
     "ccl",
     "copy",
     "device_utils",

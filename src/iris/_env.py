@@ -112,6 +112,13 @@ _ALL = (
         "Set by `iris run` when several ranks share a GPU; persistent kernels keep to their share of compute units.",
         _positive_int,
     ),
+    Variable(
+        "IRIS_BENCH_RUN",
+        None,
+        "a file",
+        "Set by a benchmark script for the ranks that it starts: what to measure, and where rank 0 writes the results.",
+        str,
+    ),
 )
 
 VARIABLES: dict[str, Variable] = {variable.name: variable for variable in _ALL}

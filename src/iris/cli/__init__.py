@@ -1,4 +1,4 @@
-"""The command line: ``iris run``, ``iris doctor``, ``iris env``, ``iris demo``, ``iris trace``."""
+"""The command line: ``iris run``, ``iris doctor``, ``iris env``, ``iris bench``, ``iris demo``, ``iris trace``."""
 
 from iris.cli._app import main
 

@@ -173,6 +173,36 @@ def _environment() -> None:
     print_variables()
 
 
+_BENCH_HELP = (
+    "Run a benchmark script, or list the scripts of a folder.\n\n"
+    "A script declares its benchmarks with [bold]iris.bench[/] and starts its ranks by itself, once for each number of "
+    "ranks that it measures. What follows the script belongs to it: [bold]iris bench SCRIPT --help[/] shows its "
+    "options. To choose the ranks yourself, or to simulate them, start it with [bold]iris run[/].\n\n"
+    "Leaves with the exit code of the script: 1 when a result was wrong or could not be measured.\n\n"
+    "[bold]iris bench[/]\n\n"
+    "[bold]iris bench benchmarks/bench_copy.py --axis_num_ranks=2 --benchmark_out copy.json[/]"
+)
+
+
+@app.command("bench", help=_BENCH_HELP, context_settings={"allow_interspersed_args": False})
+def _bench(
+    script: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="SCRIPT|FOLDER",
+            help="The script; or a folder, [bold]benchmarks[/] or else the current one by default.",
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Options of the script.")
+    ] = None,
+) -> None:
+    """Become the script, or list scripts."""
+    from iris.cli.bench import bench
+
+    bench(script, arguments or [])
+
+
 @app.command("demo")
 def _demo(
     num_ranks: Annotated[

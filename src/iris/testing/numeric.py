@@ -1,4 +1,4 @@
-"""Random data, tolerances and comparisons, for tests. :mod:`iris.bench` uses the same ones, so they live further down."""
+"""Random data, tolerances and comparisons, for tests. :mod:`iris.bench` needs them too, so they live further down."""
 
 from iris.runtime.numeric import (
     ROUNDING,

@@ -28,7 +28,7 @@ def constant(value):
 
 
 def compiled_constructor(init):
-    """Marks the constructor of an aggregate, which gets ``_semantic``, if it asks for it, where kernels are compiled."""
+    """Marks the constructor of an aggregate, which gets ``_semantic``, if it wants it, where kernels are compiled."""
     init.__triton_builtin__ = True
     return init
 

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
     sizes = sorted({combination.num_ranks for combination in combinations})
     if sizes == [1]:
         return _in_place(options, 1, command, combinations)
-    return _on_ranks(options, combinations, sizes)
+    return _on_ranks(options, combinations, sizes, command)
 
 
 def _in_place(
@@ -95,7 +95,7 @@ def _in_place(
     return results
 
 
-def _on_ranks(options: Options, combinations: list[Combination], sizes: list[int]) -> list[Result]:
+def _on_ranks(options: Options, combinations: list[Combination], sizes: list[int], command: str) -> list[Result]:
     """Start ranks for each number of ranks, and collect their results."""
     results: list[Result] = []
     environments = []
@@ -105,7 +105,7 @@ def _on_ranks(options: Options, combinations: list[Combination], sizes: list[int
             chosen = [c for c in combinations if c.num_ranks == size]
             before = len({result.index for result in results})
             where, found, ended = _start.run_ranks(chosen, size, lambda n, before=before: progress(before + n))
-            environments += [where] if where is not None else []
+            environments += [{**where, "command": command}] if where is not None else []
             results += found
             if ended:
                 code = ended

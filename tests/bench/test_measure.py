@@ -1,0 +1,184 @@
+"""What is called, in which order, how often, and what the figures are."""
+
+import time
+
+import pytest
+import torch
+
+from iris import bench
+from iris.bench.results import Result, compare
+from iris.errors import ArgumentError
+
+
+def test_slow_first_calls_are_excluded(measure):
+    calls = []
+
+    @bench.register
+    def slow_start(state, ctx):
+        def fn():
+            calls.append(None)
+            time.sleep(0.2 if len(calls) <= 3 else 0.001)
+
+        state.exec(fn)
+
+    (result,) = measure("--n_warmup=3", "--n_repeat=9")
+    assert len(calls) == 1 + 3 + 9
+    assert 1.0 <= result.gpu_time_ms < 100
+    assert result.quartiles_ms[2] < 100
+    assert (result.n_warmup, result.n_repeat) == (3, 9)
+
+
+def test_candidates_take_turns(measure):
+    log = []
+
+    @bench.register
+    def three(state, ctx):
+        for name in "ABC":
+            state.candidate(
+                name,
+                lambda n=name: log.append(n),
+                preamble_fn=lambda n=name: log.append(n.lower()),
+                baseline=name == "B",
+            )
+
+    results = measure("--n_warmup=2", "--n_repeat=3")
+    assert log == list("aAbBcC") * (1 + 2 + 3)
+    assert [r.candidate for r in results] == ["A", "B", "C"]
+    assert all(set(r.speedups) == {"B"} for r in results)
+    assert results[1].speedups["B"] == 1.0
+    assert results[0].speedups["B"] == pytest.approx(results[1].gpu_time_ms / results[0].gpu_time_ms)
+
+
+def test_an_alternating_axis_takes_turns_and_keeps_the_order(measure):
+    log, seconds = [], {"torch": 0.02, "fused": 0.012, "gemm": 0.01}
+
+    @bench.register
+    @bench.axis(
+        "algorithm",
+        ["torch", "fused", "gemm"],
+        alternate=True,
+        baseline=["torch", "gemm"],
+        roles={"torch": "communication+compute", "gemm": "compute"},
+    )
+    @bench.axis("M", [1, 2])
+    def op(state, ctx):
+        def fn():
+            log.append((state["M"], state["algorithm"]))
+            time.sleep(seconds[state["algorithm"]])
+
+        state.set_flops(1e9)
+        state.exec(fn)
+
+    results = measure("--n_warmup=0", "--n_repeat=3")
+    assert log == [(m, a) for m in (1, 2) for _ in range(1 + 3) for a in seconds]
+    # The outermost axis is the slowest of the output all the same.
+    assert [(r.params["algorithm"], r.params["M"]) for r in results] == [(a, m) for a in seconds for m in (1, 2)]
+    for result in results[2:4]:
+        assert 1.2 < result.speedups["torch"] < 2.5
+        assert result.speedups["gemm"] < 1
+        assert 40 < result.hidden_pct < 100
+    assert all(r.hidden_pct is None for r in results[:2] + results[4:])
+
+
+def test_a_count_of_the_command_line_goes_before_the_scripts(measure):
+    calls = []
+
+    @bench.register
+    def counted(state, ctx):
+        state.set_warmup(4)
+        state.set_repeat(5)
+        state.exec(lambda: calls.append(None))
+
+    bench.main(["--axis_num_ranks=1"])
+    assert len(calls) == 1 + 4 + 5
+    calls.clear()
+    measure()
+    assert len(calls) == 1 + 1 + 2
+
+
+def test_figures_of_samples():
+    result = Result("b", {}, None, [])
+    result.take_samples([[4.0, 1.0, 2.0], [10.0, 5.0, 3.0], [4.0, 4.0, 4.0]], flops=5e12, nbytes=1e9)
+    assert result.gpu_time_ms == 5.0
+    assert result.local_times_ms == [2.0, 5.0, 4.0]
+    assert result.min_time_ms == 2.0
+    assert result.skew_pct == 60.0
+    assert result.tflops == 1000.0
+    assert result.bandwidth_gbps == 200.0
+    assert result.quartiles_ms == [4.0, 5.0, 7.5]
+    assert result.fastest_ms == 3.0
+
+
+def test_hidden_communication_takes_the_best_of_each_role():
+    times = {"slow gemm": 7.0, "gemm": 4.0, "sequence": 8.0, "slow sequence": 20.0, "fused": 5.0, "worse": 9.0}
+    results = {name: Result("b", {}, t, [t], candidate=name) for name, t in times.items()}
+    roles = {name: "compute" if "gemm" in name else "communication+compute" for name in list(times)[:4]}
+    compare(results, ["sequence"], roles)
+    assert results["fused"].hidden_pct == 75.0
+    assert results["worse"].hidden_pct == -25.0
+    assert results["gemm"].hidden_pct is None
+    assert results["fused"].speedups == {"sequence": 1.6}
+
+
+def test_a_graph_without_a_gpu_is_said(measure):
+    @bench.register
+    def graphed(state, ctx):
+        state.use_graph()
+        state.exec(lambda: None)
+
+    (result,) = measure()
+    assert not result.graph
+    assert result.note.startswith("not captured in a graph, calls are timed: rank 0: there is no GPU")
+
+
+def test_what_a_state_refuses(measure):
+    seen = []
+
+    @bench.register
+    @bench.axis("M", [3])
+    def refused(state, ctx):
+        assert state["M"] == 3
+        assert state.get("K", 7) == 7
+        for error, message, call in (
+            (KeyError, "no axis 'N'; the axes are num_ranks, M", lambda: state["N"]),
+            (ArgumentError, "flops must be at least 0", lambda: state.set_flops(-1)),
+            (ArgumentError, "repeat must be at least 1", lambda: state.set_repeat(0)),
+            (ArgumentError, "possible: stream, host", lambda: state.set_meeting("cafe")),
+            (ArgumentError, "fn must be a function", lambda: state.exec(3)),
+            (ArgumentError, "role 'x' is not known", lambda: state.candidate("a", print, role="x")),
+            (ArgumentError, "not be empty", lambda: state.candidate("", print)),
+        ):
+            with pytest.raises(error, match=message):
+                call()
+            seen.append(message)
+        state.exec(lambda: None)
+        with pytest.raises(ArgumentError, match="name several"):
+            state.exec(lambda: None)
+        with pytest.raises(ArgumentError, match="taken: that of exec"):
+            state.candidate("a", lambda: None)
+
+    measure()
+    assert len(seen) == 7
+
+
+def test_nothing_to_time_is_an_error(measure):
+    @bench.register
+    def idle(state, ctx):
+        pass
+
+    with pytest.raises(RuntimeError, match="benchmark idle has not said what to time"):
+        measure()
+
+
+def test_tensors_of_a_combination_are_given_back(measure):
+    used = []
+
+    @bench.register
+    @bench.axis("M", [1, 2, 3])
+    def large(state, ctx):
+        used.append(ctx.heap.reserved_bytes)
+        tensor = ctx.zeros(1 << 16, dtype=torch.float32)
+        state.exec(lambda: tensor.fill_(state["M"]))
+
+    measure("--heap_size=300000")
+    assert used == [0, 0, 0]

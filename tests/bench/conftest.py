@@ -11,6 +11,7 @@ import pytest
 
 from iris import bench, sim
 from iris.bench import declare
+from iris.bench.results import from_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,40 +25,35 @@ def registry(monkeypatch):
 
 
 @pytest.fixture
-def measure():
-    """Runs the registered benchmarks; returns the results of rank 0. More than one rank: in the simulator."""
+def records(tmp_path):
+    """Runs the registered benchmarks; returns what the JSON file holds. More than one rank: in the simulator."""
 
-    def run(*argv, world=1, fails=False):
-        words = [f"--axis_num_ranks={world}", "--n_warmup=1", "--n_repeat=2", *argv]
-        found = []
+    def run(*argv, world=1, fails=False, counts=("--n_warmup=1", "--n_repeat=2")):
+        out = tmp_path / "results.json"
+        words = [f"--axis_num_ranks={world}", f"--benchmark_out={out}", *counts, *argv]
+        codes = []
 
-        def body(ctx):
-            if ctx is not None:
-                del ctx
+        def body(_ctx=None):
             try:
-                found.append(bench.main(words))
+                bench.main(words)
             except SystemExit as stop:
                 codes.append(stop.code)
 
-        codes = []
-        if world == 1:
-            body(None)
-        else:
-            sim.run(body, world, heap_size=1 << 20)
-        assert codes.count(1) == (1 if fails else 0), codes
-        return found[0] if found else None
+        body() if world == 1 else sim.run(body, world, heap_size=1 << 20)
+        # The leading rank tells the launcher.
+        assert codes.count(1) == fails, codes
+        return json.loads(out.read_text())
 
     return run
 
 
 @pytest.fixture
-def records(measure, tmp_path):
-    """As ``measure``, but returns what the JSON file holds; for runs that leave with 1 too."""
+def measure(records):
+    """As ``records``, but returns results."""
 
     def run(*argv, **options):
-        out = tmp_path / "results.json"
-        measure(f"--benchmark_out={out}", *argv, **options)
-        return json.loads(out.read_text())
+        found = records(*argv, **options)
+        return [from_record({k: v for k, v in r.items() if k != "environment"}, r["params"]) for r in found]
 
     return run
 

@@ -9,6 +9,7 @@ different on the ranks, it is made anew.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,14 +95,15 @@ class Sweep:
 
     def run(self, combinations: Sequence[Combination]) -> Iterator[list[Result]]:
         """The results of the combinations, group after group of those that are measured in turns."""
-        for group in _groups(combinations):
-            found: dict[tuple[int, str | None], Result] = {}
-            self._order: dict[tuple[int, str | None], int] = {}
-            pending = list(group)
-            while pending:
-                pending, usable = self._attempt(pending, found)
-                self._settle(usable)
-            yield [found[key] for key in sorted(found, key=lambda key: (key[0], self._order.get(key, -1)))]
+        with _quick_collections():
+            for group in _groups(combinations):
+                found: dict[tuple[int, str | None], Result] = {}
+                self._order: dict[tuple[int, str | None], int] = {}
+                pending = list(group)
+                while pending:
+                    pending, usable = self._attempt(pending, found)
+                    self._settle(usable)
+                yield [found[key] for key in sorted(found, key=lambda key: (key[0], self._order.get(key, -1)))]
 
     def _attempt(
         self, pending: list[Combination], found: dict[tuple[int, str | None], Result]
@@ -340,6 +342,20 @@ def _comparisons(
         if role is not None:
             roles[label] = role
     return baselines, roles
+
+
+@contextlib.contextmanager
+def _quick_collections() -> Iterator[None]:
+    """Keep the garbage collector, which runs after each group, from going through all that was there before."""
+    ours = gc.get_freeze_count() == 0
+    if ours:
+        gc.collect()
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
 
 
 def _first(*values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What kernels record comes out as it was: values, times, ranks, counts; and nothing comes where nothing was asked for."""
+"""What kernels record comes out as it was: values, times, ranks, counts; and nothing where nothing was asked for."""
 
 import json
 import logging

@@ -67,6 +67,11 @@ else:
         """Reads the clock: nanoseconds on NVIDIA and under the interpreter, 10 ns units on AMD (int64 scalar)."""
         if target_info.is_cuda():
             return _cuda.globaltimer().to(tl.int64)
+        elif target_info.is_hip_cdna3() or target_info.is_hip_cdna4():
+            # Triton's own function waits for another counter than the one that says that the clock has come.
+            return tl.inline_asm_elementwise(
+                "s_memrealtime $0\n s_waitcnt lgkmcnt(0)", "=s,~{memory}", [], dtype=tl.int64, is_pure=False, pack=1
+            )
         else:
             return _hip.memrealtime().to(tl.int64)
 

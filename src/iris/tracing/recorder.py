@@ -241,7 +241,9 @@ class Tracing:
         memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
         rocm = get_rocm_version()
         # No clock of the simulator is one of a device: at best its figures are predictions.
-        simulated = {"predicted": True, "machine": ctx.target.name} if ctx.runtime == "sim" else {}
+        simulated = (
+            {"predicted": True, "machine": ctx.target.name.removeprefix("simulated ")} if ctx.runtime == "sim" else {}
+        )
         return {
             **simulated,
             "world_size": ctx.get_num_ranks(),

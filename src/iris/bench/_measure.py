@@ -66,6 +66,12 @@ def capture(ctx: Iris, runner: Runner) -> str | None:
     """Capture the candidate in a graph; the reason when it cannot be captured here."""
     if ctx.get_device().type != "cuda":
         return "there is no GPU"
+    # What is compiled, allocated or agreed on at a first call cannot be captured.
+    runner.candidate.preamble_fn()
+    ctx.barrier()
+    runner.candidate.fn()
+    ctx.synchronize()
+    ctx.barrier()
     runner.candidate.preamble_fn()
     ctx.barrier()
     graph, trouble = torch.cuda.CUDAGraph(), None

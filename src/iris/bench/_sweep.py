@@ -42,8 +42,8 @@ from iris.runtime.settle import settled
 _FAILURES = (IrisError, MemoryError, TimeoutError, torch.OutOfMemoryError, OutOfResources, CompilationError)
 # Raised before anything is launched: if all ranks raise the same, they still agree on the context.
 _HARMLESS = (ArgumentError, UnsupportedError, HeapExhausted)
-# Raised because of what happened to another rank.
-_NOTICED = (RankMismatch, RankLost, WaitTimeout)
+# Raised because of what happened to another rank, the likely one first.
+_NOTICED = (WaitTimeout, RankMismatch, RankLost)
 # How often ranks that have failed meet ranks that are in a collective call.
 _MEETINGS = 1000
 
@@ -56,7 +56,8 @@ class Post:
         kind: empty, ``"skipped"`` or ``"failed"``.
         text: why.
         type: of the error.
-        harmless, noticed: see :data:`_HARMLESS` and :data:`_NOTICED`.
+        harmless: see :data:`_HARMLESS`.
+        noticed: place from 1 among :data:`_NOTICED`; 0 for an error of the rank's own.
         in_step: whether the context's exchange is in step with the other ranks'.
         at: place of the runner that was at work.
         value: what the step gave.
@@ -66,7 +67,7 @@ class Post:
     text: str = ""
     type: str = ""
     harmless: bool = False
-    noticed: bool = False
+    noticed: int = 0
     in_step: bool = True
     at: int = 0
     value: Any = None
@@ -224,7 +225,7 @@ class Sweep:
         except _FAILURES as error:
             post.kind, post.text = "failed", f"{type(error).__name__} in the {what}: {error}"
             post.type, post.harmless = type(error).__name__, isinstance(error, _HARMLESS)
-            post.noticed = isinstance(error, _NOTICED)
+            post.noticed = next((i for i, kind in enumerate(_NOTICED, 1) if isinstance(error, kind)), 0)
         post.in_step = self._meet(what)
         return _verdict(self._referee.all_gather(f"benchmark: end of {what}", post), what)
 
@@ -300,7 +301,9 @@ def _verdict(posts: list[Post], what: str) -> Verdict:
             shown = ", ".join(f"rank {r} {'skipped' if p.kind else 'did not'}" for r, p in enumerate(posts))
             return Verdict("failed", f"the ranks disagree on skipping: {shown}", False, 0)
         if not in_step:
-            return Verdict("failed", f"a rank came to the end of the {what} too late", False, posts[0].at)
+            return Verdict(
+                "failed", f"a rank came to the end of the {what} later than IRIS_TIMEOUT allows", False, posts[0].at
+            )
         return Verdict(posts[0].kind, posts[0].text, True, 0, [post.value for post in posts])
     # The reason, rather than what the other ranks noticed of it.
     ranks = [r for r, post in enumerate(posts) if post.kind == "failed"]

@@ -3,10 +3,13 @@
 import csv
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from iris.bench import _options
 from iris.cli import bench as command
 from iris.cli._app import app
 from iris.errors import ArgumentError
@@ -148,3 +151,21 @@ def test_the_help_of_iris_bench():
     result = CliRunner().invoke(app, ["bench", "--help"])
     assert result.exit_code == 0
     assert "iris bench SCRIPT --help" in " ".join(result.output.split())
+
+
+def test_the_example_of_the_page(script):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
+    (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    result = script(program)("--axis_M=64", "--n_warmup=0", "--n_repeat=1", command=(*IRIS, "run", "-n", "2"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = result.stdout.splitlines()
+    heading = next(line for line in rows if "GPU Time (ms)" in line)
+    assert "x gather, then matmul" in heading
+    assert sum(line.endswith("yes") for line in rows) == 3
+
+
+def test_the_options_of_the_page_are_those_of_the_parser():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
+    table = page.partition("## Options")[2].partition("VALUES:")[0]
+    wanted = {name for action in _options._parser()._actions for name in action.option_strings} - {"-h", "--help"}
+    assert set(re.findall(r"--[a-z_]+", table)) - {"--axis_", "--skip_"} == wanted

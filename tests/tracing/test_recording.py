@@ -372,5 +372,6 @@ def test_programs_side_by_side_get_lanes_of_their_own():
         ("a", 0, 9, 12, 1),  # overlaps a span of its own program: not within it
         ("a", 3, 12, 13, 0),
         ("a", 3, 13, 13, 0),
+        ("a", 1, 14, 16, 1),  # its own, though another is free, too
     ):
         assert lanes.take(track, program, start, end) == lane, (track, program, start)

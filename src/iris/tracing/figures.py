@@ -118,9 +118,11 @@ def report(trace: Trace) -> str:
 
 
 def title(trace: Trace) -> str:
-    """One line: measured or predicted, and on what."""
+    """One line: measured or predicted, and on what machine."""
     if trace.predicted is not None:
         return f"Predicted for {trace.predicted}, not measured"
+    if any(facts.get("steps") for facts in trace.metadata):
+        return "Counted in steps of the simulator, which are no times; iris.sim.predict predicts times"
     names = {str(facts.get("gpu_device_name") or "an unknown device") for facts in trace.metadata}
     return f"Measured on {', '.join(sorted(names)) or 'an unknown device'}"
 

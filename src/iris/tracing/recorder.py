@@ -240,10 +240,12 @@ class Tracing:
         on_gpu = device.type == "cuda"
         memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
         rocm = get_rocm_version()
-        # No clock of the simulator is one of a device: at best its figures are predictions.
-        simulated = (
-            {"predicted": True, "machine": ctx.target.name.removeprefix("simulated ")} if ctx.runtime == "sim" else {}
-        )
+        simulated: dict[str, Any] = {}
+        if ctx.runtime == "sim":
+            # In virtual time a kernel's clock is the model's; without, it counts the kernel's accesses.
+            timed = getattr(ctx._local_world, "clock", None) is not None
+            machine = ctx.target.name.removeprefix("simulated ")
+            simulated = {"predicted": True, "machine": machine} if timed else {"steps": True}
         return {
             **simulated,
             "world_size": ctx.get_num_ranks(),
@@ -265,18 +267,26 @@ class _Lanes:
 
     def __init__(self):
         self._open: dict[str, list[list[tuple[int, int]]]] = {}
+        self._last: dict[tuple[str, int], int] = {}
 
     def take(self, track: str, program: int, start: int, end: int) -> int:
-        """The lane of a span; spans come in the order of their starts, the longer ones of equal starts first."""
+        """The lane of a span; spans come in the order of their starts, the longer ones of equal starts first.
+
+        A program keeps to its lane as long as that has room.
+        """
         lanes = self._open.setdefault(track, [])
-        for number, spans in enumerate(lanes):
+        usual = self._last.get((track, program), 0)
+        for lane in (usual, *range(len(lanes) + 1)):
+            if lane == len(lanes):
+                lanes.append([])
+            spans = lanes[lane]
             while spans and spans[-1][1] <= start:
                 spans.pop()
             if not spans or (spans[-1][0] == program and end <= spans[-1][1]):
-                spans.append((program, end))
-                return number
-        lanes.append([(program, end)])
-        return len(lanes) - 1
+                break
+        spans.append((program, end))
+        self._last[track, program] = lane
+        return lane
 
 
 def _gathered(ctx: Iris, columns: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:

@@ -17,6 +17,7 @@ VALID = {
     "IRIS_ALLOCATOR": [("torch", "torch"), ("vmem", "vmem"), ("vmem_chunked", "vmem_chunked")],
     "IRIS_GPU_ARCH": [("gfx942", "gfx942"), (" SM_90 ", "sm_90")],
     "IRIS_RANKS_PER_GPU": [("1", 1), ("8", 8)],
+    "IRIS_BENCH_RUN": [("/tmp/run.jsonl", "/tmp/run.jsonl")],
 }
 INVALID = {
     "IRIS_RUNTIME": ["tpu", "simulator", "cpu,gpu"],
@@ -43,7 +44,7 @@ def _no_variables(monkeypatch):
 def test_every_variable_has_cases():
     """A new variable without cases here is noticed."""
     assert set(VALID) == set(_env.VARIABLES)
-    assert set(_env.VARIABLES) - set(INVALID) == {"IRIS_GPU_ARCH"}, "only that takes any text"
+    assert set(_env.VARIABLES) - set(INVALID) == {"IRIS_GPU_ARCH", "IRIS_BENCH_RUN"}, "only they take any text"
 
 
 @pytest.mark.parametrize(("name", "text", "value"), cases(VALID))

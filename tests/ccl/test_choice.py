@@ -75,7 +75,7 @@ TORCH = UnsupportedError("no")
 def chosen(named=None, nbytes=1 << 20, **obstacles):
     every = dict.fromkeys(("push", "two_shot", "one_shot", "torch")) | obstacles
     return choice.choose(
-        machine(), "all_reduce", Group((0, 1), 0), nbytes, named, every, ("two_shot", "one_shot", "push")
+        machine(), "all_reduce", Group((0, 1), 0), None, nbytes, named, every, ("two_shot", "one_shot", "push")
     )
 
 

@@ -201,7 +201,7 @@ def test_refusals(ranks, world):
 
 
 def body_async(ctx):
-    """Two ranks that both send first, with the sends beside the stream."""
+    """Long messages in both directions, beside the stream."""
     rank, peer = ctx.get_rank(), 1 - ctx.get_rank()
     n = 5 * ctx.channels.layout.slot_bytes // 4
     x, y = torch.full((n,), rank + 1.0, device=ctx.get_device()), torch.zeros(n, device=ctx.get_device())
@@ -217,3 +217,29 @@ def body_async(ctx):
 @pytest.mark.parametrize("world", [2])
 def test_beside_the_stream(ranks, world):
     ranks(world).run(body_async)
+
+
+def body_waiting_messages(ctx, rounds):
+    """Short messages wait in their slots: both ranks send first, and collectives that use slots come in between."""
+    rank, peer, device = ctx.get_rank(), 1 - ctx.get_rank(), ctx.get_device()
+    x, y = torch.zeros(70, device=device), torch.zeros(70, device=device)
+    total = torch.zeros(70, device=device)
+    # The ranks agree on both directions first.
+    for src in (0, 1):
+        ctx.ccl.send(x, peer) if rank == src else ctx.ccl.recv(y, peer)
+    for turn in range(rounds):
+        x.copy_(torch.arange(70, device=device) + 100 * rank + 1000 * turn)
+        y.fill_(float("nan"))
+        ctx.ccl.send(x, peer)
+        x.fill_(-1.0)  # it has been copied
+        for _ in range(turn % 3):
+            ctx.ccl.all_reduce(total, y.fill_(rank + 1.0), config=Config(all_reduce_variant="push"))
+            assert (total == 3.0).all()
+        ctx.ccl.recv(y, peer)
+        ctx.synchronize()
+        assert torch.equal(y, torch.arange(70, device=device) + 100.0 * peer + 1000 * turn), turn
+
+
+@pytest.mark.parametrize("world", [2])
+def test_short_messages_wait_for_a_later_receiver(ranks, world):
+    ranks(world).run(body_waiting_messages, 7)

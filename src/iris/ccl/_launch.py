@@ -30,6 +30,7 @@ def kernel_launch(
     slots: torch.dtype | None = None,
     moves: bool = False,
     indexed: bool = True,
+    messages: bool = False,
     **meta: Any,
 ) -> Callable[..., None]:
     """A function ``(channels, out, inp)`` that launches ``kernel``.
@@ -47,6 +48,7 @@ def kernel_launch(
         slots: the type that slots hold.
         moves: values are moved only, so the kernel sees integers of their size.
         indexed: whether the kernel takes the caller's place in the group before ``root``.
+        messages: whether the kernel takes the flags, counts and slots of messages instead of those of collectives.
         meta: constants of the kernel.
     """
     ranks, context = ctx.group_members(members), ctx.get_device_context()
@@ -67,10 +69,15 @@ def kernel_launch(
     fixed = (*numbers, *shape)
     again: Callable[..., None] | None = None
 
+    def parts(channels: Channels) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        if messages:
+            return channels.message_slots, channels.message_words
+        return channels.slots, channels.words
+
     def addresses(channels: Channels) -> tuple[int, ...]:
-        own = (channels.slots.data_ptr(),) if slots is not None else ()
-        words = (word.data_ptr() for word in channels.words)
-        return (*fixed, *own, *words, ranks.data_ptr(), *places, context.data_ptr())
+        memory, words = parts(channels)
+        own = (memory.data_ptr(),) if slots is not None else ()
+        return (*fixed, *own, *(word.data_ptr() for word in words), ranks.data_ptr(), *places, context.data_ptr())
 
     usual = addresses(ctx.channels)
 
@@ -87,9 +94,10 @@ def kernel_launch(
         if moves:
             integers = integer_dtype(inp.dtype)
             out, inp = out.view(integers), inp.view(integers)
-        own = (channels.slots.view(slots),) if slots is not None else ()
+        memory, words = parts(channels)
+        own = (memory.view(slots),) if slots is not None else ()
         compiled = launch.start(
-            ctx, kernel, grid, inp, out, *fixed, *own, *channels.words, ranks, *places, context,
+            ctx, kernel, grid, inp, out, *fixed, *own, *words, ranks, *places, context,
             num_warps=programs.num_warps, maxnreg=programs.registers, **meta,
         )  # fmt: skip
         if compiled is not None:

@@ -9,7 +9,11 @@ import triton.language as tl
 
 from iris.ccl._elements import combine, elements, finish
 from iris.device import atomics, link, memory, numeric, signal
-from iris.x.channel import close_channel, meet, meet_some, open_channel, parity_of, slot, take_lane
+from iris.x.channel import close_channel, meet, open_channel, parity_of, slot, take_lane
+
+# Words of a line of flags of messages.
+SENT = tl.constexpr(0)
+TAKEN = tl.constexpr(1)
 
 
 @triton.jit(do_not_specialize=["index"])
@@ -183,7 +187,7 @@ def transfer_kernel(
     out_column,
     slots,
     flags,
-    epochs,
+    counts,
     tickets,
     members,
     to_index,
@@ -196,39 +200,51 @@ def transfer_kernel(
     OUT_FLAT: tl.constexpr,
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
+    MESSAGE_LANES: tl.constexpr,
     KERNEL: tl.constexpr,
 ):
     """Sends ``in_n`` elements to member ``to_index`` and receives ``out_n`` from ``from_index``; -1 for neither.
 
-    Block number b of a message passes through lane ``b % LANES``. A slot holds ``BLOCK`` elements.
+    Block number b of a message passes through lane ``b % LANES``. A slot holds ``BLOCK`` elements. Each direction
+    between two ranks counts its blocks for itself: the sender sets *sent* on the receiver after it has written a slot,
+    the receiver *taken* on the sender after it has copied it out. A sender writes block n when n - 2 has been taken, so
+    two blocks a lane wait for a receiver that comes later.
     """
     lane = take_lane(tickets, TICKETS)
+    rank = tl.load(context).to(tl.int32)
+    num_ranks = tl.load(context + 1).to(tl.int32)
+    line = lane * num_ranks
     sends = tl.where(to_index >= 0, tl.cdiv(tl.maximum(in_blocks - lane, 0), LANES), 0)
     receives = tl.where(from_index >= 0, tl.cdiv(tl.maximum(out_blocks - lane, 0), LANES), 0)
-    place = tl.arange(0, PEERS)
-    # Meetings with each peer: with one that is both receiver and sender, as many as the longer message takes.
-    meetings = tl.maximum(tl.where(place == to_index, sends, 0), tl.where(place == from_index, receives, 0))
-    channel = open_channel(flags, epochs, lane, members, meetings > 0, context, WORLD, PEERS)
-    rank = channel.rank
-    num_ranks = tl.load(context + 1).to(tl.int32)
+    receiver = tl.load(members + tl.maximum(to_index, 0))
+    sender = tl.load(members + tl.maximum(from_index, 0))
+    sent_before = tl.load(counts + line + receiver)
+    taken_before = tl.load(counts + MESSAGE_LANES * num_ranks + line + sender)
+    mine = flags + (line + rank) * signal.FLAG_STRIDE
     offsets = tl.arange(0, BLOCK)
     for turn in range(tl.maximum(sends, receives)):
         start = tl.cast(turn * LANES + lane, tl.int64) * BLOCK
         if turn < sends:
-            receiver = tl.load(members + to_index)
+            number = sent_before + turn + 1
+            signal.wait(flags + (line + receiver) * signal.FLAG_STRIDE + TAKEN, number - 2, context, receiver, KERNEL)
             inside = offsets < in_n - start
             value = tl.load(elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT), mask=inside)
-            to = slot(slots, lane, parity_of(channel, receiver, turn + 1), rank, num_ranks, BLOCK) + offsets
+            to = slot(slots, lane, number & 1, rank, num_ranks, BLOCK) + offsets
             memory.store(to, value, rank, receiver, context + 2, inside)
-        meet_some(channel, meetings > turn, turn + 1, KERNEL)
+            signal.notify(mine + SENT, number, rank, receiver, context + 2)
         if turn < receives:
-            sender = tl.load(members + from_index)
+            number = taken_before + turn + 1
+            signal.wait(flags + (line + sender) * signal.FLAG_STRIDE + SENT, number, context, sender, KERNEL)
             inside = offsets < out_n - start
-            arrived = slot(slots, lane, parity_of(channel, sender, turn + 1), sender, num_ranks, BLOCK) + offsets
-            value = tl.load(arrived, mask=inside)
+            value = tl.load(slot(slots, lane, number & 1, sender, num_ranks, BLOCK) + offsets, mask=inside)
             to = elements(out_ptr, start, offsets, out_columns, out_row, out_column, OUT_FLAT)
             tl.store(to, value, mask=inside)
-    close_channel(channel, meetings)
+            signal.notify(mine + TAKEN, number, rank, sender, context + 2)
+    tl.debug_barrier()
+    if to_index >= 0:
+        tl.store(counts + line + receiver, sent_before + sends)
+    if from_index >= 0:
+        tl.store(counts + MESSAGE_LANES * num_ranks + line + sender, taken_before + receives)
 
 
 @triton.jit(do_not_specialize=["index"])

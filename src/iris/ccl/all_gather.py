@@ -122,7 +122,7 @@ def _prepare(request: Request) -> Call:
     if not obstacle and any(size > 1 for size in inp.shape[:dim]):
         obstacle = "PyTorch's all-gather puts the pieces one after the other, so sizes before dim must be 1"
     choice = choose(
-        ctx, OPERATION, members, out.numel() * out.element_size(),
+        ctx, OPERATION, members, request.group, out.numel() * out.element_size(),
         config.all_gather_variant if config else None,
         {"persistent": None, "partitioned": None, "torch": UnsupportedError(obstacle) if obstacle else None},
         ("persistent",),

@@ -196,7 +196,7 @@ def _prepare(request: Request) -> Call:
     if members.size == 1:
         return Call(_calls.alone(OPERATION, problem), _calls.copy_alone if inp.numel() else None)
     choice = choose(
-        ctx, OPERATION, members, inp.numel() * inp.element_size(),
+        ctx, OPERATION, members, request.group, inp.numel() * inp.element_size(),
         config.all_reduce_variant if config else None,
         _obstacles(request, out, inp, op, in_place),
         ("two_shot", "one_shot", "ring", "push") if inp.numel() > _SHARD else ("push",),
@@ -269,7 +269,7 @@ def _kernel(request: Request, algorithm: str, config: Config | None, source: Pie
     slot = layout.slot_bytes // wide.itemsize
     most = programs(ctx, config, n, wide.itemsize, layout.slot_lanes, slot, streams=False)
     # A lane takes a chunk for each rank at a time, and a chunk fills a slot.
-    how = Programs(min(most.count, max(1, -(-n // (world * slot)))), slot, 8)
+    how = Programs(min(most.count, max(1, -(-n // (world * slot)))), slot, (config and config.num_warps) or 8)
     rounds = -(-n // (how.count * world * slot))
     if algorithm == "ring":
         kernel, more = all_reduce_ring_kernel, {"RINGS": min(2, config.all_reduce_num_rings if config else 1)}

@@ -112,7 +112,7 @@ def _prepare(request: Request) -> Call:
     if not obstacle and any(size > 1 for size in inp.shape[:dim]):
         obstacle = "PyTorch's all-to-all exchanges contiguous pieces, those of the first dimension"
     choice = choose(
-        ctx, OPERATION, members, inp.numel() * inp.element_size(),
+        ctx, OPERATION, members, request.group, inp.numel() * inp.element_size(),
         config.all_to_all_variant if config else None,
         {"default": None, "torch": UnsupportedError(obstacle) if obstacle else None},
         ("default",),

@@ -141,7 +141,7 @@ def _prepare(request: Request) -> Call:
     checks.check_symmetric(ctx, "output_tensor", out, "written")
     obstacle = torch_obstacle(ctx, members, request.group, (out,))
     choice = choose(
-        ctx, OPERATION, members, out.numel() * out.element_size(),
+        ctx, OPERATION, members, request.group, out.numel() * out.element_size(),
         config.broadcast_variant if config else None,
         {"direct": None, "scatter_allgather": None, "torch": UnsupportedError(obstacle) if obstacle else None},
         ("direct",),

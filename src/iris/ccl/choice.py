@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from iris.ccl.config import Config
-from iris.errors import IrisError
+from iris.errors import IrisError, UnsupportedError
 from iris.runtime.checks import FP8
 from iris.runtime.groups import Group
 from iris.runtime.links import link_of
@@ -63,6 +63,7 @@ def choose(
     ctx: Iris,
     operation: str,
     members: Group,
+    group: Any,
     nbytes: int,
     named: str | None,
     obstacles: dict[str, IrisError | None],
@@ -74,6 +75,7 @@ def choose(
         ctx: the context.
         operation: name of the operation, one of the table's.
         members: the group.
+        group: the group, as the caller gave it.
         nbytes: bytes of the operation, as the table counts them.
         named: the algorithm that the caller named, None when open.
         obstacles: for each algorithm the error that naming it raises, None when it can be taken.
@@ -92,12 +94,15 @@ def choose(
     upper = "and more" if entry.bytes_to is None else f"to {entry.bytes_to}"
     where = f"the table has it for {entry.bytes_from} {upper} bytes, {members.size} ranks, {link} ({entry.source})"
     obstacle = obstacles[entry.algorithm]
+    if obstacle is None and entry.algorithm == "torch" and not nccl(group):
+        obstacle = UnsupportedError("the process group has no NCCL, so PyTorch would copy through the host")
     if obstacle is None:
-        return Choice(entry.algorithm, "exact" if entry.measured else "heuristic", where)
+        source = "fallback" if entry.algorithm == "torch" else "exact" if entry.measured else "heuristic"
+        return Choice(entry.algorithm, source, where)
     for algorithm in preference:
         if obstacles[algorithm] is None:
             reason = f"the table has {entry.algorithm}, which cannot be taken: {obstacle}"
-            return Choice(algorithm, "fallback" if algorithm == "torch" else "heuristic", reason)
+            return Choice(algorithm, "heuristic", reason)
     first = obstacles[preference[0]]
     assert first is not None
     raise first

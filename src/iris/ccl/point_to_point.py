@@ -1,8 +1,9 @@
 """Send and receive: a message from one rank to another.
 
-Protocol. Messages pass through the slots of the channels, block by block, so the tensors may lie anywhere. A block goes
-into a slot of the receiver, and the two ranks meet; the receiver copies it out before it comes to the next meeting.
-A send ends when the receiver has taken everything but the last two blocks of each lane.
+Protocol. Messages pass through slots of the channels that are theirs alone, block by block, so the tensors may lie
+anywhere. The sender writes a block into a slot of the receiver and says *sent*; the receiver copies it out and says
+*taken*. Each direction between two ranks counts for itself and has two slots a lane, so a send ends when all but the
+last two blocks of each lane have been taken: short messages wait in the slots for a receiver that comes later.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ def send(
 ) -> Work:
     """Send a tensor to a rank, which receives it with :func:`recv`. Messages of two ranks arrive in the order of calls.
 
-    Like the kernels of :func:`recv`, that of a send runs until its peer's runs, and what follows it in the stream waits
-    for it. Two ranks that both send first would wait for each other for ever: use :func:`sendrecv`, or ``async_op``.
+    A message that is longer than what waits in the slots (two blocks of 16 KiB for each of 16 lanes) holds up the
+    sender's stream until the receiver's runs, so two ranks that both send a long one first wait for each other until
+    the time limit: use :func:`sendrecv`. On the first call of a combination, when the two compare their arguments, that
+    is a RankMismatch for short messages too.
 
     Args:
         tensor: any shape and dtype, anywhere on the device. Contiguous, or strided as a matrix is.
@@ -219,7 +222,7 @@ def _call(request: Request, dtype: torch.dtype, sends: Pieces, receives: Pieces,
     config = check_config(request.facts["config"])
     layout = ctx.channels.layout
     # The lane of a block must not depend on what else sender or receiver do, so lanes and blocks are always the same.
-    lanes = min(layout.slot_lanes, ctx.get_cu_count(), (config and config.comm_sms) or layout.slot_lanes)
+    lanes = min(layout.message_lanes, ctx.get_cu_count(), (config and config.comm_sms) or layout.message_lanes)
     block = layout.slot_bytes // dtype.itemsize
     in_blocks, out_blocks = -(-sends.count // block), -(-receives.count // block)
     how = Programs(max(1, min(lanes, max(in_blocks, out_blocks))), block, (config and config.num_warps) or 8)
@@ -228,7 +231,7 @@ def _call(request: Request, dtype: torch.dtype, sends: Pieces, receives: Pieces,
         numbers=(sends.count, receives.count, in_blocks, out_blocks),
         shape=matrix_shape(sends, receives),
         slots=integer_dtype(dtype), moves=True, indexed=False, root=places,
-        IN_FLAT=sends.flat, OUT_FLAT=receives.flat, LANES=lanes,
+        messages=True, IN_FLAT=sends.flat, OUT_FLAT=receives.flat, LANES=lanes, MESSAGE_LANES=layout.message_lanes,
     )  # fmt: skip
     counts = f"sends {sends.count}, receives {receives.count} elements"
     problem = f"{counts} of {str(dtype).removeprefix('torch.')}, ranks {list(request.members.ranks)}"

@@ -158,7 +158,7 @@ def _prepare(request: Request) -> Call:
     if not obstacle and op == ReduceOp.AVG and out.device.type == "cpu":
         obstacle = "gloo does not average"
     choice = choose(
-        ctx, OPERATION, members, inp.numel() * inp.element_size(),
+        ctx, OPERATION, members, request.group, inp.numel() * inp.element_size(),
         config.reduce_scatter_variant if config else None,
         {"two_shot": None, "torch": UnsupportedError(obstacle) if obstacle else None},
         ("two_shot",),

@@ -169,8 +169,8 @@ def atomic_cas(
 ):
     """Replace by ``val``, where it is ``cmp``, what ``pointer`` (in the caller's heap) addresses on ``to_rank``.
 
-    For AMD, Triton 3.6 compiles it for the own device alone, whatever ``sem`` and ``scope``: there it orders nothing for
-    other ranks. To take a lock use :func:`iris.device.signal.lock`.
+    For AMD, Triton 3.6 compiles it for the own device alone, whatever ``sem`` and ``scope``: there it orders nothing
+    for other ranks. To take a lock use :func:`iris.device.signal.lock`.
     """
     remote = hinted(translate(pointer, from_rank, to_rank, heap_bases), hint)
     within: tl.constexpr = "sys" if scope is None else scope

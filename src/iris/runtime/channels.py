@@ -32,12 +32,15 @@ class Layout:
         slot_lanes: lanes, from 0 on, that have slots.
         slot_bytes: bytes of a slot, a power of two. A lane has two slots for each rank: while one is read, the next
             message may come into the other.
+        message_lanes: lanes that messages between two ranks pass through, with flags and slots of their own: a message
+            may lie there while collectives go on.
         num_ranks: ranks of the world.
     """
 
     lanes: int
     slot_lanes: int
     slot_bytes: int
+    message_lanes: int
     num_ranks: int
 
     @property
@@ -45,20 +48,32 @@ class Layout:
         return self.lanes * self.num_ranks * _LINE_BYTES
 
     @property
+    def message_flag_bytes(self) -> int:
+        return self.message_lanes * self.num_ranks * _LINE_BYTES
+
+    @property
+    def all_flag_bytes(self) -> int:
+        return self.flag_bytes + self.message_flag_bytes
+
+    @property
     def slots_bytes(self) -> int:
         return self.slot_lanes * 2 * self.num_ranks * self.slot_bytes
 
     @property
+    def all_slots_bytes(self) -> int:
+        return self.slots_bytes + self.message_lanes * 2 * self.num_ranks * self.slot_bytes
+
+    @property
     def nbytes(self) -> int:
         """Bytes on the heap, a multiple of its alignment."""
-        return -(-(self.flag_bytes + self.slots_bytes) // ALIGNMENT) * ALIGNMENT
+        return -(-(self.all_flag_bytes + self.all_slots_bytes) // ALIGNMENT) * ALIGNMENT
 
 
 def layout(target: Target, num_ranks: int) -> Layout:
     """The layout for a target. Interpreted kernels get few and small lanes: their cost is by program, not by byte."""
     if not target.compiled:
-        return Layout(lanes=8, slot_lanes=4, slot_bytes=1024, num_ranks=num_ranks)
-    return Layout(lanes=512, slot_lanes=64, slot_bytes=16384, num_ranks=num_ranks)
+        return Layout(lanes=8, slot_lanes=4, slot_bytes=1024, message_lanes=2, num_ranks=num_ranks)
+    return Layout(lanes=512, slot_lanes=64, slot_bytes=16384, message_lanes=16, num_ranks=num_ranks)
 
 
 class Channels:
@@ -76,18 +91,26 @@ class Channels:
         slots: uint8, slots by lane, parity and sending rank.
         epochs: int32[lanes * num_ranks] in ordinary memory, how often a lane met each rank.
         tickets: int32[1] in ordinary memory, programs of the running kernel that have started.
-        words: flags, epochs and tickets.
+        message_flags, message_slots: as flags and slots, for messages between two ranks.
+        message_counts: int32[2 * message_lanes * num_ranks] in ordinary memory, blocks that a lane has sent to each
+            rank, then blocks that it has received.
+        words, message_words: what kernels take: flags, counts and tickets.
     """
 
     def __init__(self, ctx: Iris, layout: Layout, area: torch.Tensor):
         self.layout = layout
         self.order = StreamOrder(ctx)
         self.flags = area[: layout.flag_bytes].view(torch.int32)
-        self.slots = area[layout.flag_bytes : layout.flag_bytes + layout.slots_bytes]
+        self.message_flags = area[layout.flag_bytes : layout.all_flag_bytes].view(torch.int32)
+        slots = area[layout.all_flag_bytes : layout.all_flag_bytes + layout.all_slots_bytes]
+        self.slots, self.message_slots = slots[: layout.slots_bytes], slots[layout.slots_bytes :]
         self.epochs = torch.zeros(layout.lanes * layout.num_ranks, dtype=torch.int32, device=area.device)
         self.tickets = torch.zeros(1, dtype=torch.int32, device=area.device)
+        messages = 2 * layout.message_lanes * layout.num_ranks
+        self.message_counts = torch.zeros(messages, dtype=torch.int32, device=area.device)
         # What kernels take, in this order.
         self.words = (self.flags, self.epochs, self.tickets)
+        self.message_words = (self.message_flags, self.message_counts, self.tickets)
 
 
 def make(ctx: Iris, what: str) -> Channels:
@@ -99,7 +122,7 @@ def make(ctx: Iris, what: str) -> Channels:
     """
     wanted = ctx.channels.layout
     area = ctx.heap.allocate(wanted.nbytes, torch.uint8, site=f"{what} channels")
-    area[: wanted.flag_bytes].zero_()
+    area[: wanted.all_flag_bytes].zero_()
     channels = Channels(ctx, wanted, area)
     # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
     ctx.synchronize()

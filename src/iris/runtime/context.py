@@ -183,10 +183,10 @@ class Iris(TensorFactory):
         self.pair_flags = lines[self.num_ranks * _FLAG_BYTES // 4 :]
         self.pair_counters = torch.zeros(self.num_ranks + 2, dtype=torch.int32, device=device)
         start = self.heap.base + flags
-        region.allocated(start, lanes.flag_bytes, 4, "channel flags of the context")
-        region.allocated(start + lanes.flag_bytes, lanes.slots_bytes, 1, "channel slots of the context")
+        region.allocated(start, lanes.all_flag_bytes, 4, "channel flags of the context")
+        region.allocated(start + lanes.all_flag_bytes, lanes.all_slots_bytes, 1, "channel slots of the context")
         area = region.tensor(start, lanes.nbytes, region)
-        area[: lanes.flag_bytes].zero_()
+        area[: lanes.all_flag_bytes].zero_()
         self.channels = channels.Channels(self, lanes, area)
 
     def _make_device_context(self) -> None:

@@ -110,21 +110,15 @@ def open_channel(flags, epochs, lane, members, there, context, WORLD: tl.constex
 @triton.jit
 def meet(channel, meeting, KERNEL: tl.constexpr):
     """Meet the peers for the ``meeting``-th time in this kernel, counted from 1; see the module's docstring."""
-    meet_some(channel, channel.there, meeting, KERNEL)
-
-
-@triton.jit
-def meet_some(channel, there, meeting, KERNEL: tl.constexpr):
-    """As :func:`meet`, with those of the channel's peers for which ``there`` (block) is set."""
-    numbers = tl.where(there, channel.first + meeting, channel.first)
+    numbers = tl.where(channel.there, channel.first + meeting, channel.first)
     own = channel.flags + channel.rank * signal.FLAG_STRIDE
-    signal.notify_all(own, numbers, there, channel.rank, channel.peers, channel.context + 2)
+    signal.notify_all(own, numbers, channel.there, channel.rank, channel.peers, channel.context + 2)
     signal.wait_all(channel.flags + channel.peers * signal.FLAG_STRIDE, numbers, channel.context, channel.peers, KERNEL)
 
 
 @triton.jit
 def close_channel(channel, meetings):
-    """Count the kernel's meetings; ``meetings`` is a number, or a block with one for each peer."""
+    """Count the kernel's meetings."""
     # Other warps of the program may still ask for the parity of a meeting.
     tl.debug_barrier()
     tl.store(channel.epochs + channel.peers, channel.first + meetings, mask=channel.there)

@@ -17,6 +17,7 @@ VALID = {
     "IRIS_ALLOCATOR": [("torch", "torch"), ("vmem", "vmem"), ("vmem_chunked", "vmem_chunked")],
     "IRIS_GPU_ARCH": [("gfx942", "gfx942"), (" SM_90 ", "sm_90")],
     "IRIS_RANKS_PER_GPU": [("1", 1), ("8", 8)],
+    "IRIS_KERNEL_ARTIFACTS_DIR": [("/tmp/kept", "/tmp/kept")],
     "IRIS_BENCH_RUN": [("/tmp/run.jsonl", "/tmp/run.jsonl")],
 }
 INVALID = {
@@ -44,7 +45,8 @@ def _no_variables(monkeypatch):
 def test_every_variable_has_cases():
     """A new variable without cases here is noticed."""
     assert set(VALID) == set(_env.VARIABLES)
-    assert set(_env.VARIABLES) - set(INVALID) == {"IRIS_GPU_ARCH", "IRIS_BENCH_RUN"}, "only they take any text"
+    # Only they take any text.
+    assert set(_env.VARIABLES) - set(INVALID) == {"IRIS_GPU_ARCH", "IRIS_BENCH_RUN", "IRIS_KERNEL_ARTIFACTS_DIR"}
 
 
 @pytest.mark.parametrize(("name", "text", "value"), cases(VALID))

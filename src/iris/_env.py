@@ -106,6 +106,13 @@ _ALL = (
         lambda text: text.strip().lower(),
     ),
     Variable(
+        "IRIS_KERNEL_ARTIFACTS_DIR",
+        None,
+        "a folder",
+        "Where `iris.tracing.kernel_artifacts.iris_launch` keeps what kernels were compiled to; unset keeps nothing.",
+        str,
+    ),
+    Variable(
         "IRIS_RANKS_PER_GPU",
         None,
         "a whole number above 0",

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from iris import bench
+from iris.bench import _measure
+from iris.bench._options import parse
+from iris.bench._sweep import Sweep
 from iris.bench.results import Result, compare
+from iris.bench.state import Candidate, State
 from iris.errors import ArgumentError
 
 
@@ -182,3 +186,83 @@ def test_tensors_of_a_combination_are_given_back(measure):
 
     measure("--heap_size=300000")
     assert used == [0, 0, 0]
+
+
+class FakeGpu:
+    """A context and a timer that write down what is asked of them; the host needs 2 ms for a call."""
+
+    runtime = "gpu"
+
+    def __init__(self, monkeypatch):
+        self.log, self.now = [], 0.0
+        monkeypatch.setattr(_measure, "timer_of", lambda device: self)
+        monkeypatch.setattr(_measure.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.log.append(f"sleep {cycles // 2500}"))
+
+    def __getattr__(self, name):
+        if name not in ("barrier", "device_barrier", "synchronize", "flush"):
+            raise AttributeError(name)
+        return lambda: self.log.append(name)
+
+    def get_device(self):
+        return torch.device("cuda:0")
+
+    def get_num_ranks(self):
+        return 4
+
+    def measure(self, fn, keep):
+        self.log.append("keep" if keep else "warm up")
+        fn()
+        self.now += 0.002
+
+    def samples(self):
+        return list(range(self.log.count("keep")))
+
+
+def runner(log, name, **values):
+    candidate = Candidate(name, lambda: log.append(name), lambda: log.append(f"prepare {name}"))
+    return _measure.Runner(candidate, [], **values, call=candidate.fn)
+
+
+def test_the_order_of_things_on_a_gpu(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    cold = runner(gpu.log, "a", cold_cache=True, meeting="stream")
+    warm = runner(gpu.log, "b", cold_cache=False, meeting="host")
+    told = []
+    samples = _measure.sample(gpu, [cold, warm], 2, 3, told.append)
+    assert samples == [[0, 2, 4], [1, 3, 5]]
+    assert told == [0, 1] * 6
+
+    def of_a(hold, kept):
+        return ["barrier", "prepare a", "flush", f"sleep {hold}", "device_barrier", kept, "a", "synchronize"]
+
+    def of_b(kept):
+        return ["barrier", "prepare b", "barrier", kept, "b", "synchronize"]
+
+    first = ["barrier", "prepare a", "a", "synchronize", "barrier", "prepare b", "b", "synchronize"]
+    warming = [*of_a(200, "warm up"), *of_b("warm up"), *of_a(6000, "warm up"), *of_b("warm up")]
+    assert gpu.log == [*first, *warming, *(of_a(6000, "keep") + of_b("keep")) * 3, "barrier"]
+
+
+def test_ranks_that_share_the_host_are_waited_for(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    gpu.runtime = "loopback"
+    _measure.sample(gpu, [runner(gpu.log, "a", cold_cache=False, meeting="stream")], 1, 1, lambda _: None)
+    assert [entry for entry in gpu.log if entry.startswith("sleep")] == ["sleep 800", "sleep 24000"]
+
+
+def test_options_go_before_the_script_and_the_script_before_the_defaults():
+    def ways(argv, *, interpreted=False, script=True):
+        sweep, state = object.__new__(Sweep), State({})
+        sweep.options, sweep.interpreted = parse(argv, []), interpreted
+        if script:
+            state.set_warmup(7)
+            state.set_repeat(8)
+            state.set_cold_cache(False)
+            state.set_meeting("host")
+        return sweep._warmup(state), sweep._repeat(state), sweep._cold(state), sweep._meeting(state)
+
+    assert ways([], script=False) == (25, 100, True, "stream")
+    assert ways([], script=False, interpreted=True) == (1, 3, True, "host")
+    assert ways([]) == (7, 8, False, "host")
+    assert ways(["--n_warmup=0", "--n_repeat=1", "--cache=cold", "--meet=stream"]) == (0, 1, True, "stream")

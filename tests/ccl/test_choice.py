@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from iris import _target
 from iris.ccl import choice
+from iris.ccl._arguments import REDUCED
 from iris.ccl.config import VARIANTS, Config
 from iris.errors import NotSymmetricError, UnsupportedError
 from iris.runtime import channels
@@ -144,12 +145,14 @@ def test_programs(target, count, itemsize, lanes, most, units, config):
     assert str(got) == f"{got.count} programs, blocks of {got.block} elements, {got.num_warps} warps"
 
 
-@given(world=st.integers(2, 1024), itemsize=st.sampled_from([1, 2, 4, 8]))
-def test_blocks_of_all_ranks_fit_the_registers(world, itemsize):
-    got = choice.most_block(world, itemsize)
+@given(world=st.integers(2, 1024), dtype=st.sampled_from(REDUCED))
+def test_blocks_of_all_ranks_fit_the_registers(world, dtype):
+    got = choice.most_block(world, dtype)
     assert got & (got - 1) == 0
-    assert got * itemsize >= 2048
-    assert got * itemsize * world <= 1 << 17 or got * itemsize == 2048
+    assert 1024 <= got <= 32768 // dtype.itemsize
+    # Registers of a thread, of 1024, for what it reads of all ranks, the sum, and the wide form of what it adds.
+    wide = choice.wide_dtype(dtype).itemsize
+    assert got == 1024 or got / 1024 * (world * dtype.itemsize + 2 * wide) / 4 <= 48
 
 
 def test_more_programs_for_more_elements():

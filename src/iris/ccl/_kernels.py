@@ -11,7 +11,7 @@ import triton.language as tl
 from iris.ccl._elements import combine, elements, finish
 from iris.device import memory, numeric
 from iris.x.channel import close_channel, meet, open_channel, take_lane
-from iris.x.schedule import grouped_tile
+from iris.x.schedule import grouped_tile, rotated_rank
 
 
 @triton.jit
@@ -83,13 +83,13 @@ def push_kernel(
             value = tl.load(elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT), mask=inside)
             to = elements(target, start, offsets, out_columns, out_row, out_column, OUT_FLAT)
             for step in tl.static_range(WORLD):
-                peer = tl.load(members + (index + step) % WORLD)
+                peer = tl.load(members + rotated_rank(index, step, WORLD))
                 memory.store(to, value, channel.rank, peer, context + 2, inside)
     else:
         for item in range(lane, mine * WORLD, lanes):
             block = item // WORLD
             # A program's members change from block to block, so that no program is tied to one link.
-            receiver = (index + item + block) % WORLD
+            receiver = rotated_rank(index, item + block, WORLD)
             start = tl.cast(block, tl.int64) * BLOCK
             inside = offsets < n - start
             source = in_ptr
@@ -145,7 +145,7 @@ def spread_kernel(
         for block in range(lane, blocks, lanes):
             within = tl.cast(block, tl.int64) * BLOCK
             for step in tl.static_range(WORLD):
-                receiver = (index + step) % WORLD
+                receiver = rotated_rank(index, step, WORLD)
                 start = receiver * tl.cast(shard, tl.int64) + within
                 inside = (offsets < shard - within) & (offsets < n - start)
                 value = tl.load(elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT), mask=inside)
@@ -161,7 +161,7 @@ def spread_kernel(
         own = elements(out_ptr, start, offsets, out_columns, out_row, out_column, OUT_FLAT)
         value = tl.load(own, mask=inside)
         for step in tl.static_range(1, WORLD):
-            receiver = (index + step) % WORLD
+            receiver = rotated_rank(index, step, WORLD)
             # The root has everything already.
             if receiver != root:
                 memory.store(own, value, channel.rank, tl.load(members + receiver), context + 2, inside)
@@ -236,7 +236,7 @@ def reduce_kernel(
         to = elements(out_ptr, start, offsets, out_columns, out_row, out_column, OUT_FLAT)
         if TO_ALL:
             for step in tl.static_range(WORLD):
-                peer = tl.load(members + (index + step) % WORLD)
+                peer = tl.load(members + rotated_rank(index, step, WORLD))
                 memory.store(to, result, rank, peer, context + 2, inside)
         else:
             tl.store(to, result, mask=inside)
@@ -344,7 +344,7 @@ def gather_kernel(
     if index == root:
         for item in range(lane, blocks * WORLD, tl.num_programs(0)):
             block = item // WORLD
-            sender = (index + item + block) % WORLD
+            sender = rotated_rank(index, item + block, WORLD)
             start = tl.cast(block, tl.int64) * BLOCK
             inside = offsets < n - start
             source = elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT)

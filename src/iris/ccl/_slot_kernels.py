@@ -10,6 +10,7 @@ import triton.language as tl
 from iris.ccl._elements import combine, elements, finish
 from iris.device import atomics, link, memory, numeric, signal
 from iris.x.channel import close_channel, meet, open_channel, parity_of, slot, take_lane
+from iris.x.schedule import rotated_rank
 
 # Words of a line of flags of messages.
 SENT = tl.constexpr(0)
@@ -64,7 +65,7 @@ def all_reduce_push_kernel(
         inside = offsets < n - start
         own = tl.load(elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT), mask=inside, other=0.0)
         for step in tl.static_range(1, WORLD):
-            peer = tl.load(members + (index + step) % WORLD)
+            peer = tl.load(members + rotated_rank(index, step, WORLD))
             to = slot(slots, lane, parity_of(channel, peer, meeting), rank, num_ranks, SLOT) + offsets
             memory.store(to, own, rank, peer, context + 2, inside)
         meet(channel, meeting, KERNEL)
@@ -126,8 +127,8 @@ def all_reduce_ring_kernel(
     direction = 1
     if RINGS > 1:
         direction = tl.where(lane % 2 == 0, 1, WORLD - 1)
-    after = (index + direction) % WORLD
-    before = (index + WORLD - direction) % WORLD
+    after = rotated_rank(index, direction, WORLD)
+    before = rotated_rank(index, WORLD - direction, WORLD)
     place = tl.arange(0, PEERS)
     there = (place == after) | (place == before)
     channel = open_channel(flags, epochs, lane, members, there, context, WORLD, PEERS)
@@ -145,7 +146,7 @@ def all_reduce_ring_kernel(
             meeting += 1
             if step < WORLD - 1:
                 # Chunk ``index`` first, then the one that has just come, with the own part added.
-                start = base + ((index + (WORLD - direction) * step) % WORLD) * BLOCK
+                start = base + rotated_rank(index, (WORLD - direction) * step, WORLD) * BLOCK
                 inside = offsets < n - start
                 source = elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT)
                 own = tl.load(source, mask=inside, other=0.0).to(wide)
@@ -159,7 +160,7 @@ def all_reduce_ring_kernel(
             passed = tl.load(slot(slots, lane, parity_of(channel, sender, meeting), sender, num_ranks, BLOCK) + offsets)
             if step >= WORLD - 2:
                 # What has come is complete but for the own part, or complete.
-                start = base + ((index + (WORLD - direction) * (step + 1)) % WORLD) * BLOCK
+                start = base + rotated_rank(index, (WORLD - direction) * (step + 1), WORLD) * BLOCK
                 inside = offsets < n - start
                 if step == WORLD - 2:
                     source = elements(in_ptr, start, offsets, in_columns, in_row, in_column, IN_FLAT)
@@ -300,7 +301,7 @@ def all_reduce_accumulate_kernel(
         meeting += 1
         meet(channel, meeting, KERNEL)
         for step in tl.static_range(WORLD):
-            owner = (index + step) % WORLD
+            owner = rotated_rank(index, step, WORLD)
             peer = tl.load(members + owner)
             start = base + owner * BLOCK
             inside = offsets < n - start
@@ -323,7 +324,7 @@ def all_reduce_accumulate_kernel(
         result = numeric.narrow(finish(tl.load(sums), OP, WORLD), out_ptr.dtype.element_ty)
         to = elements(out_ptr, start, offsets, out_columns, out_row, out_column, OUT_FLAT)
         for step in tl.static_range(WORLD):
-            peer = tl.load(members + (index + step) % WORLD)
+            peer = tl.load(members + rotated_rank(index, step, WORLD))
             memory.store(to, result, rank, peer, context + 2, inside)
     meeting += 1
     meet(channel, meeting, KERNEL)

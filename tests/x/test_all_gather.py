@@ -74,8 +74,8 @@ def test_shards_land_in_their_place(ranks, world, dim):
     ranks(world).run(body, dim, CASES)
 
 
-@pytest.mark.parametrize("world", [5])
-def test_five_shards(ranks, world):
+@pytest.mark.parametrize("world", [5, 8])
+def test_many_shards(ranks, world):
     ranks(world).run(body, 1, CASES[:2])
 
 

@@ -135,9 +135,9 @@ def test_sums_of_every_dtype(ranks, world, variant):
     ranks(world).run(body, variant, [*OTHER_DTYPES, *([] if variant == "atomic" else [INT8])])
 
 
-@pytest.mark.parametrize("world", [5])
+@pytest.mark.parametrize("world", [5, 8])
 @pytest.mark.parametrize("variant", IN_RANK_ORDER)
-def test_sums_over_five_ranks(ranks, world, variant):
+def test_sums_over_many_ranks(ranks, world, variant):
     ranks(world).run(body, variant, [(torch.bfloat16, (20, 33), (16, 32), 2, False), INT8])
 
 

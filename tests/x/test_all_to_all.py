@@ -64,8 +64,8 @@ def test_columns_change_places_with_ranks(ranks, world):
     ranks(world).run(body, CASES)
 
 
-@pytest.mark.parametrize("world", [5])
-def test_five_ranks(ranks, world):
+@pytest.mark.parametrize("world", [5, 8])
+def test_many_ranks(ranks, world):
     ranks(world).run(body, CASES[:2])
 
 

@@ -59,6 +59,6 @@ def test_the_tiles_of_one_rank_reach_all(ranks, world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 5])
+@pytest.mark.parametrize("world", [2, 5, 8])
 def test_large_tiles(ranks, world):
     ranks(world).run(body, [(torch.float16, (1024, 256), (128, 128))])

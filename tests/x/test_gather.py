@@ -75,8 +75,8 @@ def test_blocks_of_every_rank(ranks, world):
     )
 
 
-@pytest.mark.parametrize("world", [5])
-def test_blocks_of_five_ranks(ranks, world):
+@pytest.mark.parametrize("world", [5, 8])
+def test_blocks_of_many_ranks(ranks, world):
     ranks(world).run(body, [(torch.float16, (20, 33), (16, 16), False)])
 
 

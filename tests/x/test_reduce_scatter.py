@@ -94,8 +94,8 @@ def test_every_dtype(ranks, world):
     ranks(world).run(body, OTHERS)
 
 
-@pytest.mark.parametrize("world", [5])
-def test_five_ranks(ranks, world):
+@pytest.mark.parametrize("world", [5, 8])
+def test_many_ranks(ranks, world):
     ranks(world).run(body, CASES)
 
 

@@ -15,6 +15,7 @@ import triton.language as tl
 import iris
 from iris import _target
 from iris.runtime.compile import compile_kernel
+from iris.tracing._clock_kernel import stamp_kernel
 
 
 @triton.jit
@@ -46,11 +47,15 @@ def traced_kernel(
         iris.tracing.end(context, waited)
 
 
-def text_of(kernel, target, **constants):
+ARGUMENTS = {"context": "*i64", "src": "*fp16", "dst": "*fp16", "flags": "*i32", "n": "i32"}
+ARGUMENTS |= {"rank": 1, "world": 3, "BLOCK": 1024}
+STAMPS = {"stamps": "*i64", "flags": "*i32", "epochs": "*i32", "members": "*i32", "size": "i32", "context": "*i64"}
+STAMPS |= {"ROUNDS": 8, "KERNEL": 1}
+
+
+def text_of(kernel, target, arguments, num_warps=4):
     """The kernel's assembly without its name, and without what says on which lines of the source it stood."""
-    arguments = {"context": "*i64", "src": "*fp16", "dst": "*fp16", "flags": "*i32", "n": "i32"}
-    arguments |= {"rank": 1, "world": 3, "BLOCK": 1024}
-    compiled = compile_kernel(kernel, target, arguments | constants, num_warps=4)
+    compiled = compile_kernel(kernel, target, arguments, num_warps=num_warps)
     text = compiled.asm["ptx" if "ptx" in compiled.asm else "amdgcn"].replace(kernel.__name__, "kernel")
     text = re.sub(r"(;|//).*", "", text)  # of PTX, everything after an instruction; of amdgcn, comments
     return "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
@@ -61,9 +66,10 @@ def main():
     for arch in sys.argv[1:]:
         target = _target.by_arch(arch)
         found[arch] = {
-            "plain": text_of(plain_kernel, target),
-            "off": text_of(traced_kernel, target, ON=False),
-            "on": text_of(traced_kernel, target, ON=True),
+            "plain": text_of(plain_kernel, target, ARGUMENTS),
+            "off": text_of(traced_kernel, target, ARGUMENTS | {"ON": False}),
+            "on": text_of(traced_kernel, target, ARGUMENTS | {"ON": True}),
+            "stamps": text_of(stamp_kernel, target, STAMPS, num_warps=1),
         }
     print(json.dumps(found))
 

@@ -43,3 +43,14 @@ def test_tracing_that_is_on_counts_and_reads_the_clock(texts, arch):
 
     assert more(COUNTERS[arch]) == 2
     assert 4 <= more(CLOCKS[arch]) <= 8
+
+
+@pytest.mark.parametrize("arch", CLOCKS)
+def test_the_clock_is_read_around_each_barrier(texts, arch):
+    """The kernel that compares clocks: a reading, what tells the peers, what waits for them, a reading."""
+    text = texts[arch]["stamps"]
+    told = {"sm_90": r"atom\.global\.sys\.release\.add|red\.global\.sys\.release", "gfx942": r"global_atomic_add\b"}
+    readings = [found.start() for found in re.finditer(CLOCKS[arch], text)]
+    first = re.search(told[arch], text)
+    assert first is not None
+    assert readings[0] < first.start() < readings[-1]

@@ -13,7 +13,7 @@ import triton.language as tl
 import iris
 from iris.device import _asm
 from iris.device.tracing import BUFFERS
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, WaitTimeout
 from iris.tracing import clocks, recorder
 from iris.tracing.chrome import read
 
@@ -346,6 +346,33 @@ def test_clocks_of_ranks_are_aligned(ranks, world, tmp_path):
     assert trace.aligned
     assert trace.uncertainty_us == max(merged["metadata"]["clock_uncertainty_us"]) > 0
     assert not read(tmp_path / "trace.json").predicted
+
+
+def body_after_a_failed_wait(ctx, folder):
+    rank = ctx.get_rank()
+    ctx.tracing.enable(100)
+    Exchange(ctx, 1)()
+    if rank == 0:
+        ctx._error_slot[0] = 2  # as a program leaves it whose wait expired
+    before = clocks.clock_of, clocks.handshake
+    clocks.clock_of = lambda ctx: f"clock {ctx.get_rank()}"
+    clocks.handshake = lambda ctx: None if ctx.get_rank() == 0 else [0, 1]
+    try:
+        merged = ctx.tracing.export(Path(folder) / "trace.json", merge=True)
+    finally:
+        clocks.clock_of, clocks.handshake = before
+    if rank == 0:
+        with pytest.raises(WaitTimeout):
+            ctx.synchronize()
+    return merged
+
+
+@pytest.mark.processes("the ranks of one process share a clock")
+@pytest.mark.parametrize("world", [2])
+def test_a_failed_wait_leaves_a_trace(ranks, world, tmp_path):
+    merged = ranks(world).run(body_after_a_failed_wait, str(tmp_path), context=3 << 20)[0]
+    assert (merged["metadata"]["num_events"], merged["metadata"]["aligned"]) == (6, False)
+    assert not read(tmp_path / "trace.json").aligned
 
 
 def test_offsets_from_stamps():

@@ -34,10 +34,12 @@ class Alignment:
     Attributes:
         offset_ns: for each rank, what its clock shows minus what that of rank 0 shows.
         uncertainty_ns: for each rank, by how much the offset may be wrong.
+        known: False when the clocks could not be compared; the rest is 0 then.
     """
 
     offset_ns: tuple[int, ...]
     uncertainty_ns: tuple[int, ...]
+    known: bool = True
 
 
 def clock_of(ctx: Iris) -> str:
@@ -50,15 +52,21 @@ def clock_of(ctx: Iris) -> str:
 
 
 def alignment(ctx: Iris) -> Alignment:
-    """Compare the ranks' clocks. Collective; a handshake in the stream unless all read the same clock."""
+    """Compare the ranks' clocks. Collective; a handshake in the stream unless all read the same clock.
+
+    After a wait that did not end waits end at once, those of the handshake too: nothing is known then.
+    """
     ranks = ctx.get_num_ranks()
     if len(set(ctx.exchange.all_gather("tracing.export(): clocks", clock_of(ctx)))) == 1:
         return Alignment((0,) * ranks, (0,) * ranks)
-    return offsets(ctx.exchange.all_gather("tracing.export(): comparing clocks", handshake(ctx)))
+    stamps = ctx.exchange.all_gather("tracing.export(): comparing clocks", handshake(ctx))
+    if any(of_rank is None for of_rank in stamps):
+        return Alignment((0,) * ranks, (0,) * ranks, known=False)
+    return offsets(stamps)
 
 
-def handshake(ctx: Iris) -> list[int]:
-    """Clock before and after each of :data:`ROUNDS` barriers, in ns. Collective."""
+def handshake(ctx: Iris) -> list[int] | None:
+    """Clock before and after each of :data:`ROUNDS` barriers, in ns; None when a wait has failed. Collective."""
     stamps = torch.zeros(2 * ROUNDS, dtype=torch.int64, device=ctx.get_device())
     world = ctx.resolve_group(None)
     launch.start(
@@ -75,7 +83,9 @@ def handshake(ctx: Iris) -> list[int]:
         KERNEL=_KERNEL,
         num_warps=1,
     )
-    ctx.synchronize()
+    ctx._device_synchronize()
+    if ctx._error_slot[0].item() != 0:
+        return None
     return [tick * (1_000_000_000 // ctx.target.clock_hz) for tick in stamps.tolist()]
 
 

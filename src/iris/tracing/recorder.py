@@ -141,6 +141,8 @@ class Tracing:
             )
         path = Path(filename)
         aligned = clocks.alignment(ctx) if merge else None
+        if aligned is not None and not aligned.known:
+            ctx.warning("tracing: a wait did not end, so the ranks' clocks could not be compared")
         own = self._document(columns, dropped, aligned)
         if recorded:
             chrome.write(path.with_name(f"{path.stem}_rank{ctx.get_rank()}{path.suffix or '.json'}"), own)
@@ -164,7 +166,7 @@ class Tracing:
             "max_events": self.max_events,
             "dropped_events": dropped,
             "clock": clocks.clock_of(ctx),
-            "aligned": aligned is not None,
+            "aligned": aligned is not None and aligned.known,
         }
         if aligned is not None:
             facts["clock_offset_us"] = aligned.offset_ns[rank] / 1e3
@@ -198,7 +200,7 @@ class Tracing:
                 "max_events": max(facts["max_events"] for facts in of_ranks),
                 "dropped_events": {str(rank): facts["dropped_events"] for rank, facts in enumerate(of_ranks)},
                 "timestamp_offset": first,
-                "aligned": True,
+                "aligned": aligned.known,
                 "clock": [facts["clock"] for facts in of_ranks],
                 "clock_offset_us": [ns / 1e3 for ns in aligned.offset_ns],
                 "clock_uncertainty_us": [ns / 1e3 for ns in aligned.uncertainty_ns],

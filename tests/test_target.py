@@ -127,3 +127,9 @@ def test_the_variable_overrides_the_architecture(device, monkeypatch):
     monkeypatch.setenv("IRIS_GPU_ARCH", "SM_100a")
     target = device(**H200)
     assert (target.arch, target.name, target.chiplets) == ("sm_100", "NVIDIA H200", 2)
+
+
+def test_names_of_compute_units():
+    assert _target.KNOWN["h200"].unit_name(0, 131) == "SM131"
+    assert _target.KNOWN["mi300x"].unit_name(7, 37) == "XCC7_CU37"
+    assert _target.INTERPRETER.unit_name(0, 0) == "XCC0_CU0"

@@ -58,28 +58,35 @@ def measure(records):
     return run
 
 
+class Script:
+    """A benchmark script. Called, it runs ``python SCRIPT words`` or a command with the script and the words."""
+
+    def __init__(self, path):
+        ours = ("IRIS_", "TORCHELASTIC_")
+        single = ("TRITON_INTERPRET", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        self.path = path
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(ours) and k not in single}
+        python_path = filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])
+        self.environment["PYTHONPATH"] = os.pathsep.join(python_path)
+
+    def __call__(self, *words, command=(), timeout=100):
+        return subprocess.run(
+            [sys.executable, *command, str(self.path), *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
+
+
 @pytest.fixture
 def script(tmp_path):
-    """Writes a benchmark script and returns a function that runs ``python SCRIPT`` or the ``iris`` command with it."""
+    """Writes a benchmark script."""
 
     def write(text):
         path = tmp_path / "bench_program.py"
         path.write_text(textwrap.dedent(text))
-
-        def run(*words, command=(), timeout=100, **changes):
-            ours = ("IRIS_", "TORCHELASTIC_")
-            single = ("TRITON_INTERPRET", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-            environment = {k: v for k, v in os.environ.items() if not k.startswith(ours) and k not in single}
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-            return subprocess.run(
-                [sys.executable, *command, str(path), *words],
-                env={**environment, **changes},
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                stdin=subprocess.DEVNULL,
-            )
-
-        return run
+        return Script(path)
 
     return write

@@ -1,6 +1,7 @@
 """What is called, in which order, how often, and what the figures are."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from iris.bench._sweep import Sweep
 from iris.bench.results import Result, compare
 from iris.bench.state import Candidate, State
 from iris.errors import ArgumentError
+from iris.runtime import timing
 
 
 def test_slow_first_calls_are_excluded(measure):
@@ -53,8 +55,9 @@ def test_candidates_take_turns(measure):
     assert results[0].speedups["B"] == pytest.approx(results[1].gpu_time_ms / results[0].gpu_time_ms)
 
 
-def test_an_alternating_axis_takes_turns_and_keeps_the_order(measure):
-    log, seconds = [], {"torch": 0.02, "fused": 0.012, "gemm": 0.01}
+def test_an_alternating_axis_takes_turns_and_keeps_the_order(measure, monkeypatch):
+    log, seconds, now = [], {"torch": 0.02, "fused": 0.0125, "gemm": 0.01}, [0.0]
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     @bench.register
     @bench.axis(
@@ -68,7 +71,7 @@ def test_an_alternating_axis_takes_turns_and_keeps_the_order(measure):
     def op(state, ctx):
         def fn():
             log.append((state["M"], state["algorithm"]))
-            time.sleep(seconds[state["algorithm"]])
+            now[0] += seconds[state["algorithm"]]
 
         state.set_flops(1e9)
         state.exec(fn)
@@ -78,9 +81,10 @@ def test_an_alternating_axis_takes_turns_and_keeps_the_order(measure):
     # The outermost axis is the slowest of the output all the same.
     assert [(r.params["algorithm"], r.params["M"]) for r in results] == [(a, m) for a in seconds for m in (1, 2)]
     for result in results[2:4]:
-        assert 1.2 < result.speedups["torch"] < 2.5
-        assert result.speedups["gemm"] < 1
-        assert 40 < result.hidden_pct < 100
+        assert result.gpu_time_ms == pytest.approx(12.5)
+        assert result.speedups == pytest.approx({"torch": 1.6, "gemm": 0.8})
+        assert result.hidden_pct == pytest.approx(75)
+        assert result.tflops == pytest.approx(0.08)
     assert all(r.hidden_pct is None for r in results[:2] + results[4:])
 
 

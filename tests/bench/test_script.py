@@ -5,6 +5,9 @@ import io
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +116,33 @@ def test_ranks_of_a_launcher_measure_in_place(script, how):
     assert (row["benchmark"], row["world_size"], row["runtime"]) == ("copy", "2", "cpu" if how == "run" else "sim")
     assert "warning: this run has 2 ranks; left out: num_ranks 5" in result.stderr
     assert result.stderr.count("after") == 2
+
+
+SLEEPS = """
+    import os
+    import time
+    from iris import bench
+
+    @bench.register
+    @bench.axis("num_ranks", [2])
+    def sleeps(state, ctx):
+        print(os.getpid(), flush=True)
+        state.exec(lambda: time.sleep(0.5))
+
+    bench.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_ranks(script):
+    run = script(SLEEPS)
+    command = [sys.executable, str(run.path), "--n_repeat=1000"]
+    started = subprocess.Popen(command, env=run.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ranks = [int(started.stdout.readline()) for _ in range(2)]
+    started.terminate()
+    started.communicate(timeout=60)
+    assert started.returncode == 128 + signal.SIGTERM
+    assert not [rank for rank in ranks if Path(f"/proc/{rank}").exists()]
 
 
 def test_iris_bench_becomes_the_script(script):

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -82,6 +85,16 @@ def run_ranks(
 
 @contextlib.contextmanager
 def _started(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with this one, also when a signal ends it."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        sys.exit(128 + signum)
+
+    previous = {}
+    if threading.current_thread() is threading.main_thread():  # elsewhere no handler can be set
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(signum) is signal.SIG_DFL:
+                previous[signum] = signal.signal(signum, leave)
     process = subprocess.Popen(command, env=environment)
     try:
         yield process
@@ -89,6 +102,8 @@ def _started(command: list[str], environment: dict[str, str]) -> Iterator[subpro
         if process.poll() is None:
             process.terminate()
             process.wait()
+        for signum, old in previous.items():
+            signal.signal(signum, old)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

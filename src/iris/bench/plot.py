@@ -93,6 +93,7 @@ def _fill(panels: Any, results: Sequence[Result]) -> None:
         panel.set_title(title)
         panel.set_xticks(range(len(labels)), labels, rotation=30, ha="right")
         panel.grid(alpha=0.3)
-        panel.set_ylim(bottom=0)
+        top = max((float(y) for line in panel.lines for y in line.get_ydata()), default=0.0)
+        panel.set_ylim(0, 1.1 * top or 1)
         if panel.lines:
             panel.legend()

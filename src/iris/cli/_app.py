@@ -193,9 +193,7 @@ def _bench(
             help="The script; or a folder, [bold]benchmarks[/] or else the current one by default.",
         ),
     ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Options of the script.")
-    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Options of the script.")] = None,
 ) -> None:
     """Become the script, or list scripts."""
     from iris.cli.bench import bench

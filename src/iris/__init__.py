@@ -44,7 +44,7 @@ Context = DeviceContext
 Iris.services.update(
     device_barrier="iris.x.barrier:DeviceBarrier",
     ccl="iris.ccl:CclNamespace",
-    ccl_state="iris.ccl._calls:State",
+    ccl_calls="iris.runtime.calls:Calls",
     ops="iris.ops:OpsNamespace",
     tracing="iris.tracing.recorder:Tracing",
     all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from iris import _target
 from iris.ccl import choice
 from iris.ccl._arguments import REDUCED
-from iris.ccl.config import VARIANTS, Config
+from iris.ccl.config import VARIANTS, Config, ReduceOp
 from iris.errors import NotSymmetricError, UnsupportedError
 from iris.runtime import channels
 from iris.runtime.groups import Group
@@ -116,7 +116,9 @@ def test_what_torch_cannot_take():
     assert "contiguous" in choice.torch_obstacle(ctx, world, None, (x, x.t()))
     for dtype in (torch.float8_e5m2, torch.int16):
         assert choice.torch_obstacle(ctx, world, None, (x.to(dtype),)) == ""
-        assert "do not reduce" in choice.torch_obstacle(ctx, world, None, (x.to(dtype),), reduces=True)
+        assert "do not reduce" in choice.torch_obstacle(ctx, world, None, (x.to(dtype),), ReduceOp.SUM)
+    assert choice.torch_obstacle(ctx, world, None, (x,), ReduceOp.SUM) == ""
+    assert "gloo does not average" in choice.torch_obstacle(ctx, world, None, (x,), ReduceOp.AVG)
 
 
 @given(

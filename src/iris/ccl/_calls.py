@@ -81,14 +81,6 @@ class Request:
     shared: tuple[str, ...]
 
 
-class State(Calls[Call]):
-    """What a context remembers of its collectives."""
-
-
-def state(ctx: Iris) -> State:
-    return ctx.service("ccl_state")
-
-
 def run(
     ctx: Iris,
     given: tuple[Any, ...],
@@ -117,7 +109,7 @@ def run(
         RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
         CaptureError: the first call of a combination of arguments, while a graph is captured.
     """
-    known = state(ctx)
+    known: Calls[Call] = ctx.service("ccl_calls")
     key = (*given, *map(type, given), *_layouts(ctx, *tensors))
     try:
         call = known.recall(key)

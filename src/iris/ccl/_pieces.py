@@ -84,6 +84,12 @@ def pieces(name: str, tensor: torch.Tensor, parts: int = 1, dim: int = 0) -> Pie
     )
 
 
+def is_piece(part: torch.Tensor, of_part: Pieces, whole: torch.Tensor, of_whole: Pieces, place: int) -> bool:
+    """Whether ``part`` is the piece of ``whole`` at ``place``, element by element."""
+    start = whole.data_ptr() + place * of_whole.distance * whole.element_size()
+    return part.data_ptr() == start and of_part.strides == of_whole.strides
+
+
 def check_writable(name: str, tensor: torch.Tensor) -> None:
     """Raise ArgumentError when elements of ``tensor`` share memory, as those of an expanded one do."""
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):

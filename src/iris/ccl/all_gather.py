@@ -20,7 +20,7 @@ from iris.ccl._arguments import check_config, check_dimension, check_pair
 from iris.ccl._calls import Call, Request, Work
 from iris.ccl._kernels import push_kernel
 from iris.ccl._launch import kernel_launch
-from iris.ccl._pieces import Pieces, check_writable, pieces
+from iris.ccl._pieces import Pieces, check_writable, is_piece, pieces
 from iris.ccl.choice import choose, plan, programs, torch_obstacle
 from iris.ccl.config import Config
 from iris.errors import ArgumentError, UnsupportedError
@@ -108,10 +108,9 @@ def _prepare(request: Request) -> Call:
         )
     check_writable("output_tensor", out)
     to, source = pieces("output_tensor", out, members.size, dim), pieces("input_tensor", inp)
-    own_piece = out.data_ptr() + members.index * to.distance * out.element_size()
     _calls.check_alias(
         request,
-        inp.data_ptr() == own_piece and to.strides == source.strides,
+        is_piece(inp, source, out, to, members.index),
         "the input may be the own piece of the output, or apart from it",
     )
     problem = f"{tuple(inp.shape)} {str(inp.dtype).removeprefix('torch.')}, dim={dim}, {members.size} ranks"

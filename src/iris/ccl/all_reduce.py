@@ -220,9 +220,7 @@ def _obstacles(request: Request, out, inp, op: ReduceOp, in_place: bool) -> dict
     adding = None
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         adding = UnsupportedError(f"atomic and spinlock compute SUM and AVG, not {op.name}; the other variants do")
-    refused = torch_obstacle(ctx, request.members, request.group, (out, inp), reduces=True)
-    if not refused and (op == ReduceOp.AVG and out.device.type == "cpu"):
-        refused = "gloo does not average"
+    refused = torch_obstacle(ctx, request.members, request.group, (out, inp), op)
     return {
         "push": None,
         "ring": None,

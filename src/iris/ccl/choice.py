@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from iris.ccl.config import Config
+from iris.ccl.config import Config, ReduceOp
 from iris.errors import IrisError, UnsupportedError
 from iris.runtime.checks import FP8
 from iris.runtime.groups import Group
@@ -109,15 +109,17 @@ def choose(
 
 
 def torch_obstacle(
-    ctx: Iris, members: Group, group: Any, tensors: tuple[torch.Tensor, ...], reduces: bool = False
+    ctx: Iris, members: Group, group: Any, tensors: tuple[torch.Tensor, ...], op: ReduceOp | None = None
 ) -> str:
-    """Why PyTorch's own collective cannot be taken; empty when it can."""
+    """Why PyTorch's own collective cannot be taken; empty when it can. ``op``: that of one that reduces."""
     if not isinstance(group, dist.ProcessGroup) and members.ranks != tuple(range(ctx.num_ranks)):
         return "a sequence of ranks is no process group of torch.distributed"
     if not all(t.is_contiguous() for t in tensors):
         return "PyTorch's collectives take contiguous tensors"
-    if reduces and tensors[0].dtype in (*FP8, torch.int16):
+    if op is not None and tensors[0].dtype in (*FP8, torch.int16):
         return f"PyTorch's collectives do not reduce {tensors[0].dtype}"
+    if op == ReduceOp.AVG and tensors[0].device.type == "cpu":
+        return "gloo does not average"
     return ""
 
 

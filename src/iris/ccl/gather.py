@@ -16,7 +16,7 @@ from iris.ccl._arguments import check_config, check_pair, place_of
 from iris.ccl._calls import Call, Request, Work
 from iris.ccl._kernels import gather_kernel
 from iris.ccl._launch import kernel_launch
-from iris.ccl._pieces import check_writable, pieces
+from iris.ccl._pieces import check_writable, is_piece, pieces
 from iris.ccl.choice import programs
 from iris.ccl.config import Config
 from iris.errors import ArgumentError
@@ -103,10 +103,9 @@ def _prepare(request: Request) -> Call:
             )
         check_writable("output_tensor", out)
         to = pieces("output_tensor", out, members.size)
-        own_piece = out.data_ptr() + root * to.distance * out.element_size()
         _calls.check_alias(
             request,
-            inp.data_ptr() == own_piece and to.strides == source.strides,
+            is_piece(inp, source, out, to, root),
             "the input may be the own piece of the output, or apart from it",
         )
     problem = f"{tuple(inp.shape)} {str(inp.dtype).removeprefix('torch.')}, {members.size} ranks"

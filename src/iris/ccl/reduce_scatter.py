@@ -27,7 +27,7 @@ from iris.ccl._arguments import check_config, check_pair, check_reduced, meant_o
 from iris.ccl._calls import Call, Request, Work
 from iris.ccl._kernels import reduce_kernel, reduce_tiles_kernel
 from iris.ccl._launch import kernel_launch, matrix_shape
-from iris.ccl._pieces import check_writable, pieces
+from iris.ccl._pieces import check_writable, is_piece, pieces
 from iris.ccl.choice import Programs, choose, most_block, plan, programs, torch_obstacle
 from iris.ccl.config import Config, ReduceOp, reduce_op
 from iris.errors import ArgumentError, UnsupportedError
@@ -148,15 +148,12 @@ def _prepare(request: Request) -> Call:
     if tiles:
         return _by_tiles(request, out, inp, op, config, problem)
     to, source = pieces("output_tensor", out), pieces("input_tensor", inp, members.size)
-    own_part = inp.data_ptr() + members.index * source.distance * inp.element_size()
     _calls.check_alias(
         request,
-        out.data_ptr() == own_part and to.strides == source.strides,
+        is_piece(out, to, inp, source, members.index),
         "the output may be the own part of the input, or apart from it",
     )
-    obstacle = torch_obstacle(ctx, members, request.group, (out, inp), reduces=True)
-    if not obstacle and op == ReduceOp.AVG and out.device.type == "cpu":
-        obstacle = "gloo does not average"
+    obstacle = torch_obstacle(ctx, members, request.group, (out, inp), op)
     choice = choose(
         ctx, OPERATION, members, request.group, inp.numel() * inp.element_size(),
         config.reduce_scatter_variant if config else None,

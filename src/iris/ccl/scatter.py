@@ -16,7 +16,7 @@ from iris.ccl._arguments import check_config, check_pair, place_of
 from iris.ccl._calls import Call, Request, Work
 from iris.ccl._kernels import push_kernel
 from iris.ccl._launch import kernel_launch
-from iris.ccl._pieces import check_writable, pieces
+from iris.ccl._pieces import check_writable, is_piece, pieces
 from iris.ccl.choice import programs
 from iris.ccl.config import Config
 from iris.errors import ArgumentError
@@ -103,10 +103,9 @@ def _prepare(request: Request) -> Call:
                 f"ranks along the first dimension; got {tuple(inp.shape)}"
             )
         source = pieces("input_tensor", inp, members.size)
-        own_piece = inp.data_ptr() + root * source.distance * inp.element_size()
         _calls.check_alias(
             request,
-            out.data_ptr() == own_piece and to.strides == source.strides,
+            is_piece(out, to, inp, source, root),
             "the output may be the own piece of the input, or apart from it",
         )
     problem = f"{tuple(out.shape)} {str(out.dtype).removeprefix('torch.')}, {members.size} ranks"

@@ -126,6 +126,11 @@ else:
             )
 
     @triton.jit
+    def _pause():
+        # AMD only.
+        tl.inline_asm_elementwise("s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1)
+
+    @triton.jit
     def poll(flag_ptr, value):
         """Reads a flag some times, cheaply, until it reached ``value``. Orders nothing; threads may leave apart.
 
@@ -139,7 +144,7 @@ else:
                 seen = tl.load(flag_ptr, volatile=True)
                 turn += 1
         else:
-            tl.inline_asm_elementwise("s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1)
+            _pause()
 
     @triton.jit
     def arrived(flag_ptrs, values):
@@ -160,9 +165,7 @@ else:
             seen = tl.atomic_add(flag_ptrs, tl.zeros_like(values), sem="acquire", scope="sys")
             behind = tl.min(seen - values)
             if behind < 0:
-                tl.inline_asm_elementwise(
-                    "s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1
-                )
+                _pause()
             tl.debug_barrier()
             return tl.where(behind >= 0, 1, 0)
 

@@ -57,6 +57,17 @@ def notify_add(flag_ptr, value, from_rank, to_rank, heap_bases):
 
 
 @triton.jit
+def publish(flag_ptr, value):
+    """Set an own flag, in any memory of the device, after every store of this program, for programs of this device.
+
+    Guarantee: who waits for ``value`` with :func:`wait` on the same device sees those stores.
+    """
+    _asm.complete_stores()
+    tl.debug_barrier()
+    tl.atomic_xchg(flag_ptr, value, sem="release", scope="gpu")
+
+
+@triton.jit
 def notify_all(flag_ptr, values, mask, from_rank, to_ranks, heap_bases):
     """Set the same flag on several ranks, each to its own value, ordered as :func:`notify`.
 

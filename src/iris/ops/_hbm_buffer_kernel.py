@@ -187,7 +187,7 @@ def hbm_buffer_kernel(
         tl.store(out_ptrs, numeric.narrow(acc, out_ptr.dtype.element_ty), mask=mask)
         tile = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
 
-    if end_turn(flags, counters, members, index, context, WORLD, KERNEL) == 1:
+    if end_turn(flags, counters, members, index, context, WORLD, KERNEL):
         tl.store(queue + ROLES, 0)
         tl.store(queue + FETCHES, 0)
         tl.store(queue + TILES, 0)

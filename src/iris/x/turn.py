@@ -41,20 +41,19 @@ def wait_for_input(flags, counters, peer, context, KERNEL: tl.constexpr):
 
 @triton.jit
 def end_turn(flags, counters, members, index, context, WORLD: tl.constexpr, KERNEL: tl.constexpr):
-    """To be called by every program after everything else. Gives 1 to the last program of the rank, once all peers have
-    read the rank's input; 0 to the others, and to all when ``WORLD`` is 1."""
-    last = 0
-    if WORLD > 1:
-        rank = tl.load(members + index)
-        num_ranks = tl.load(context + 1).to(tl.int32)
-        consumed = flags + num_ranks * signal.FLAG_STRIDE
-        started = counters + num_ranks
-        tl.debug_barrier()
-        if tl.atomic_add(started + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
-            last = 1
-            # Every program has read the epochs and its peers' inputs.
-            tl.store(started, 0)
-            tl.store(started + 1, 0)
+    """To be called by every program after everything else. True for the last program of the rank, once all peers have
+    read the rank's input; then no other program of the kernel does anything any more."""
+    rank = tl.load(members + index)
+    num_ranks = tl.load(context + 1).to(tl.int32)
+    started = counters + num_ranks
+    tl.debug_barrier()
+    last = tl.atomic_add(started + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
+    if last:
+        # Every program has read the epochs and its peers' inputs.
+        tl.store(started, 0)
+        tl.store(started + 1, 0)
+        if WORLD > 1:
+            consumed = flags + num_ranks * signal.FLAG_STRIDE
             for step in range(1, WORLD):
                 peer = tl.load(members + rotated_rank(index, step, WORLD))
                 epoch = tl.load(counters + peer) + 1

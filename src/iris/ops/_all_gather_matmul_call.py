@@ -11,6 +11,8 @@ from iris.errors import ArgumentError, IrisError
 from iris.ops import arguments
 from iris.ops.arguments import Problem
 from iris.ops.choice import choose, precision
+from iris.ops.config import HbmBufferConfig
+from iris.ops.staging import Staging
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks
 from iris.runtime.calls import Calls, StreamOrder
@@ -32,6 +34,7 @@ class Call:
         self.plan = plan
         self.grid = _grid(ctx, problem, plan)
         self.precision = precision(ctx.target, a.dtype, plan.config)
+        self.staging = _staging_sizes(problem, plan, a)
         self._out_bytes = checks.span_bytes(out)
         self._input_bytes = [checks.span_bytes(t) if t is not None else 0 for t in (a, b, bias)]
 
@@ -61,6 +64,7 @@ class State(Calls[Call]):
     def __init__(self, ctx: Iris):
         super().__init__(ctx)
         self.order = StreamOrder(ctx)
+        self.staging = Staging(ctx)
         self._workspaces: dict[tuple, FusedWorkspace] = {}
 
     def agree(self, members, out, a, b, bias, algorithm, config, workspace, gather_dim, group, preamble=False) -> Call:
@@ -89,7 +93,8 @@ class State(Calls[Call]):
         problem = call.problem
         key = (problem.M, problem.N, problem.K, problem.a_dtype, problem.gather_dim, members.ranks, call.plan.algorithm)
         if key not in self._workspaces:
-            self._workspaces[key] = _empty_workspace(call, members, self._ctx.pair_flags, self._ctx.pair_counters)
+            flags, counters = self._ctx.pair_flags, self._ctx.pair_counters
+            self._workspaces[key] = _empty_workspace(call, members, flags, counters, self.staging)
         return self._workspaces[key]
 
 
@@ -143,10 +148,15 @@ def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
     # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
     ctx.synchronize()
     ctx.exchange.all_gather(f"{OPERATION}(): workspace ready", None)
-    return _empty_workspace(call, members, flags, counters)
+    staging = Staging(ctx)
+    if call.plan.algorithm == "hbm_buffer":
+        staging.get(*call.staging)
+    return _empty_workspace(call, members, flags, counters, staging)
 
 
-def _empty_workspace(call: Call, members: Group, flags: torch.Tensor, counters: torch.Tensor) -> FusedWorkspace:
+def _empty_workspace(
+    call: Call, members: Group, flags: torch.Tensor, counters: torch.Tensor, staging: Staging
+) -> FusedWorkspace:
     problem = call.problem
     return FusedWorkspace(
         operation=OPERATION,
@@ -157,6 +167,7 @@ def _empty_workspace(call: Call, members: Group, flags: torch.Tensor, counters: 
         group=members,
         locks=flags,
         counters=counters,
+        staging=staging,
         prepared=True,
     )
 
@@ -179,7 +190,22 @@ def _grid(ctx: Iris, problem: Problem, plan: Plan) -> tuple[int, ...]:
     shards = problem.world_size if problem.gather_dim == 0 else 1
     rows = problem.M // shards if shards else problem.M
     tiles = -(-rows // config.block_size_m) * -(-problem.N // config.block_size_n) * shards
+    if isinstance(config, HbmBufferConfig):
+        tiles += max(config.num_fetch_sms, config.first_stage_fetch_sms)
     return (min(tiles, config.num_sms or ctx.get_cu_count()),)
+
+
+def _staging_sizes(problem: Problem, plan: Plan, a: torch.Tensor) -> tuple[int, int]:
+    """Bytes of the staging buffer and number of its flags; zeros for a plan that has none."""
+    if not isinstance(plan.config, HbmBufferConfig):
+        return 0, 0
+    rows, depth = a.shape
+    tiles = -(-rows // plan.config.block_size_m)
+    blocks = -(-depth // plan.config.block_size_k)
+    groups = -(-blocks // plan.config.k_per_flag)
+    # At least one of each: one rank has no peers, and empty tensors have no address.
+    parts = max(1, problem.world_size - 1)
+    return max(1, parts * rows * depth) * a.element_size(), max(1, tiles * groups * parts)
 
 
 def _facts(ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, preamble) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from iris.device import link, numeric, signal
 from iris.device.address import translate
-from iris.x.gemm import multiply_shards
+from iris.x.gemm import multiply_shards, write_tile
 from iris.x.schedule import rotated_rank, staged_tile
 from iris.x.turn import begin_turn, end_turn, wait_for_input
 
@@ -152,7 +152,7 @@ def hbm_buffer_kernel(
             end = row_shard * groups
         acc = multiply_shards(
             acc, a_ptr, 0, rows.to(tl.int64) * stride_am, rows < M, stride_ak, b_ptr, b_columns, columns < N, stride_bk,
-            0, own, K_shard, index, WORLD, GATHER_DIM == 1, BLOCK_K, PRECISION,
+            0, own, K_shard, index, rank, rank, context + 2, WORLD, GATHER_DIM == 1, BLOCK_K, PRECISION,
         )  # fmt: skip
         if WORLD > 1:
             a_rows = rows.to(tl.int64) * stride_sm
@@ -172,19 +172,17 @@ def hbm_buffer_kernel(
                 last = (group // groups) * blocks + (group % groups) * K_PER_FLAG
                 acc = multiply_shards(
                     acc, staged_ptr, stride_part, a_rows, rows < M, stride_sk, b_ptr, b_columns, columns < N, stride_bk,
-                    first, last, K_shard, index + 1, WORLD, GATHER_DIM == 1, BLOCK_K, PRECISION,
+                    first, last, K_shard, index + 1, rank, rank, context + 2,
+                    WORLD, GATHER_DIM == 1, BLOCK_K, PRECISION,
                 )  # fmt: skip
 
         out_rows = rows
         if GATHER_DIM == 0:
             out_rows = rotated_rank(index, row_shard, WORLD) * M + rows
         mask = (rows < M)[:, None] & (columns < N)[None, :]
-        if HAS_BIAS:
-            bias_rows = (out_rows.to(tl.int64) * stride_biasm)[:, None]
-            bias_ptrs = bias_ptr + bias_rows + (columns.to(tl.int64) * stride_biasn)[None, :]
-            acc += tl.load(bias_ptrs, mask=mask, other=0.0).to(acc.dtype)
-        out_ptrs = out_ptr + (out_rows.to(tl.int64) * stride_om)[:, None] + (columns.to(tl.int64) * stride_on)[None, :]
-        tl.store(out_ptrs, numeric.narrow(acc, out_ptr.dtype.element_ty), mask=mask)
+        write_tile(
+            acc, out_ptr, out_rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn, HAS_BIAS
+        )
         tile = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
 
     if end_turn(flags, counters, members, index, context, WORLD, KERNEL):

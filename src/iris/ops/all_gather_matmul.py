@@ -14,6 +14,11 @@ Algorithms:
     Nothing is staged; each peer's shard is read once for every ``block_size_n`` columns of out, so it suits few rows,
     where latency counts more than traffic.
 
+``hbm_buffer``
+    One kernel. Some programs fetch the peers' shards into a staging buffer in ordinary memory, piece by piece, and set
+    a flag for each; the others, and the fetchers when all has been taken, multiply what has come, the own shard first.
+    Moves each peer's shard once, while multiplication goes on. The buffer holds ``world - 1`` shards.
+
 Protocol of ``pull``. Two int32 flags for each pair of ranks, in lines of 128 bytes on the heap: ``ready[p]`` (rank
 p's A may be read) and ``consumed[p]`` (rank p has read mine). The first program of a rank to run sets its ``ready``
 on every peer; a program waits for ``ready[owner]`` before it reads the owner's shard. The last program of a rank to
@@ -34,6 +39,7 @@ import torch.distributed as dist
 
 from iris.ops._all_gather_matmul_call import OPERATION, State, checked, make_workspace
 from iris.ops._all_gather_matmul_kernel import pull_kernel
+from iris.ops._hbm_buffer_kernel import hbm_buffer_kernel
 from iris.ops.arguments import Problem
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
@@ -44,6 +50,9 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 _KERNEL = launch.kernel_id(f"{OPERATION}/pull")
+_STAGED_KERNEL = launch.kernel_id(f"{OPERATION}/hbm_buffer")
+# Flags that a program reads at once, to see how much has come.
+_AHEAD = 32
 # PyTorch 2.13 renamed it.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -77,7 +86,8 @@ def all_gather_matmul(
         workspace: from :func:`all_gather_matmul_preamble` or an earlier call; None uses the context's own flags, which
             puts calls in order even when they are made on different streams. Calls that are to overlap need workspaces
             of their own.
-        algorithm: ``"torch"`` or ``"pull"``; None lets the operation choose; with a config it takes the kernel.
+        algorithm: ``"torch"``, ``"pull"`` or ``"hbm_buffer"``; None lets the operation choose; with a config it takes
+            the kernel that the config is for.
         gather_dim: 1 when A is sharded along K, 0 when along M.
         group: None for all ranks, a process group, or a sequence of ranks; shards are in group order.
 
@@ -190,6 +200,8 @@ def _run(ctx, call, workspace, out, a, b, bias, members, group, async_op) -> Non
 def _issue(ctx, call, workspace, out, a, b, bias, members, group) -> None:
     if call.plan.algorithm == "torch":
         _run_torch(call.problem, out, a, b, bias, group)
+    elif call.plan.algorithm == "hbm_buffer":
+        _run_hbm_buffer(ctx, call, workspace, out, a, b, bias, members)
     else:
         _run_pull(ctx, call, workspace, out, a, b, bias, members)
 
@@ -212,6 +224,39 @@ def _run_pull(ctx, call, workspace, out, a, b, bias, members) -> None:
         HAS_BIAS=bias is not None,
         PRECISION=call.precision,
         KERNEL=_KERNEL,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )  # fmt: skip
+
+
+def _run_hbm_buffer(ctx, call, workspace, out, a, b, bias, members) -> None:
+    problem, config = call.problem, call.plan.config
+    wide = bias.expand(problem.M, problem.N) if bias is not None else out
+    buffer, fetched = workspace.staging.get(*call.staging)
+    rows, depth = a.shape
+    part = rows * depth
+    staged = buffer[: call.staging[0]].view(a.dtype)
+    tiles_m = -(-rows // config.block_size_m)
+    launch.start(
+        ctx, hbm_buffer_kernel, call.grid,
+        a, b, wide, out, staged,
+        rows, problem.N, depth,
+        *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
+        part, *((depth, 1) if config.staged_a_layout == "k_contiguous" else (1, rows)),
+        fetched, workspace.staging.queue, min(config.num_fetch_sms, call.grid[0]), config.first_stage_fetch_sms,
+        workspace.locks, workspace.counters, ctx.group_members(members), members.index, ctx.get_device_context(),
+        WORLD=members.size,
+        GATHER_DIM=problem.gather_dim,
+        BLOCK_M=config.block_size_m,
+        BLOCK_N=config.block_size_n,
+        BLOCK_K=config.block_size_k,
+        GROUP_M=config.group_size_m,
+        STAGE_M=-(-tiles_m // min(config.num_fetch_stages, max(1, tiles_m))),
+        K_PER_FLAG=config.k_per_flag,
+        AHEAD=_AHEAD,
+        HAS_BIAS=bias is not None,
+        PRECISION=call.precision,
+        KERNEL=_STAGED_KERNEL,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )  # fmt: skip

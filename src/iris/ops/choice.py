@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
 
 from iris.errors import ArgumentError, UnsupportedError
 from iris.ops.arguments import Problem
-from iris.ops.config import FusedConfig
+from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.tuning import Plan
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 _OPERATION = "all_gather_matmul"
-ALGORITHMS = ("torch", "pull")
+ALGORITHMS = ("torch", "pull", "hbm_buffer")
 # Rows up to which reading A inside the K loop costs less than gathering it first; docs/performance.md has the runs.
 PULL_ROWS = 256
 
@@ -92,10 +93,16 @@ def _as_asked(
         if torch_refuses:
             raise UnsupportedError(f"algorithm 'torch' cannot do this: {torch_refuses}; 'pull' can")
         return _plan("torch", None, "user", "the caller named it", problem)
+    kernel = algorithm or ("hbm_buffer" if isinstance(config, HbmBufferConfig) else "pull")
     if config is None:
-        return _plan(
-            "pull", fitted(ctx.target, problem), "user", "the caller named it; tiles fitted to the problem", problem
-        )
+        config = fitted(ctx.target, problem)
+        if kernel == "hbm_buffer":
+            config = staged(ctx, config)
+        return _plan(kernel, config, "user", "the caller named it; tiles fitted to the problem", problem)
+    if kernel == "pull" and isinstance(config, HbmBufferConfig):
+        raise ArgumentError("algorithm 'pull' takes a FusedConfig; an HbmBufferConfig is for 'hbm_buffer'")
+    if kernel == "hbm_buffer" and not isinstance(config, HbmBufferConfig):
+        config = staged(ctx, config)
     reason = "the caller named it" if algorithm else "the caller gave a configuration, which is for the kernel"
     if ctx.target.vendor == "nvidia":
         # A lower bound there. Other compilers reuse buffers, so what does not fit shows when the kernel is loaded.
@@ -106,7 +113,14 @@ def _as_asked(
                 f"{ctx.target.shared_memory_bytes}; make num_stages={config.num_stages}, "
                 f"block_size_k={config.block_size_k} or the tile {config.block_size_m}x{config.block_size_n} smaller"
             )
-    return _plan("pull", config, "user", reason, problem)
+    return _plan(kernel, config, "user", reason, problem)
+
+
+def staged(ctx: Iris, config: FusedConfig) -> HbmBufferConfig:
+    """``config`` with fetchers: a quarter of the rank's programs, all of them for the first stage."""
+    programs = config.num_sms or ctx.get_cu_count()
+    given = {field.name: getattr(config, field.name) for field in fields(FusedConfig)}
+    return HbmBufferConfig(**given, num_fetch_sms=max(1, min(32, programs // 4)), first_stage_fetch_sms=programs)
 
 
 def _plan(algorithm: str, config: FusedConfig | None, source: str, reason: str, problem: Problem) -> Plan:

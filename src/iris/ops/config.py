@@ -79,3 +79,47 @@ class FusedConfig:
         """Shared memory that the pipelined K loop takes for operands of so many bytes an element."""
         stage = self.block_size_k * (self.block_size_m * a_bytes + self.block_size_n * b_bytes)
         return stage * max(1, self.num_stages)
+
+
+STAGED_LAYOUTS = ("k_contiguous", "m_contiguous")
+
+
+@dataclass(frozen=True)
+class HbmBufferConfig(FusedConfig):
+    """How the kernel with a staging buffer runs: a :class:`FusedConfig` and how the peers' shards are fetched.
+
+    Attributes:
+        k_per_flag: blocks of K that are fetched in one piece and announced by one flag; need not divide anything.
+        num_fetch_sms: programs that fetch until all has come; at most as many as there are programs.
+        num_fetch_stages: parts of the rows that are fetched one after the other.
+        first_stage_fetch_sms: programs that fetch the first stage; those beyond ``num_fetch_sms`` then multiply.
+        staged_a_layout: ``"k_contiguous"`` (rows of A lie together) or ``"m_contiguous"`` (columns do).
+    """
+
+    k_per_flag: int = 8
+    num_fetch_sms: int = 32
+    num_fetch_stages: int = 1
+    first_stage_fetch_sms: int = 256
+    staged_a_layout: str = "k_contiguous"
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}, {self.k_per_flag} blocks a flag, {self.num_fetch_sms} fetchers "
+            f"({self.first_stage_fetch_sms} for the first of {self.num_fetch_stages} stages), {self.staged_a_layout}"
+        )
+
+    def validate(self, world_size: int | None = None) -> None:
+        """As :meth:`FusedConfig.validate`, and the fields of this class."""
+        super().validate(world_size)
+        for name in ("k_per_flag", "num_fetch_sms", "num_fetch_stages"):
+            if getattr(self, name) <= 0:
+                raise ArgumentError(f"HbmBufferConfig.{name} must be above 0, got {getattr(self, name)}")
+        if self.first_stage_fetch_sms < 0:
+            raise ArgumentError(
+                f"HbmBufferConfig.first_stage_fetch_sms must be at least 0, got {self.first_stage_fetch_sms}"
+            )
+        if self.staged_a_layout not in STAGED_LAYOUTS:
+            raise ArgumentError(
+                f"HbmBufferConfig.staged_a_layout must be one of {', '.join(STAGED_LAYOUTS)}, "
+                f"got {self.staged_a_layout!r}"
+            )

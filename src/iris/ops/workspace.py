@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from iris.errors import ArgumentError
+from iris.ops.staging import Staging
 from iris.runtime.groups import Group
 from iris.tuning import Plan
 
@@ -28,6 +29,7 @@ class FusedWorkspace:
         aux_buffer: buffer on the symmetric heap, None when the algorithm has none.
         locks: flags on the symmetric heap (int32), None when the algorithm has none.
         counters: int32 words in ordinary memory: epoch, programs started, programs ended.
+        staging: what peers' shards are fetched into, for the algorithm that does.
         plan: the plan of the latest call.
         prepared: whether it can be used.
     """
@@ -41,6 +43,7 @@ class FusedWorkspace:
     aux_buffer: torch.Tensor | None = None
     locks: torch.Tensor | None = None
     counters: torch.Tensor | None = None
+    staging: Staging | None = None
     plan: Plan | None = None
     prepared: bool = False
     _finish: Callable[[], None] | None = None
@@ -85,5 +88,5 @@ class FusedWorkspace:
 
     def clear(self) -> None:
         """Mark as not prepared and give the buffers back."""
-        self.aux_buffer = self.locks = self.counters = None
+        self.aux_buffer = self.locks = self.counters = self.staging = None
         self.prepared = False

@@ -1,9 +1,9 @@
-"""The K loop of matrix products: :func:`multiply_shards`."""
+"""The K loop of matrix products, :func:`multiply_shards`, and what follows it, :func:`write_tile`."""
 
 import triton
 import triton.language as tl
 
-from iris.device import numeric
+from iris.device import link, numeric
 from iris.x.schedule import rotated_rank
 
 
@@ -23,6 +23,9 @@ def multiply_shards(
     last,
     depth,
     origin,
+    me,
+    owner,
+    link_context,
     WORLD: tl.constexpr,
     ALONG_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -40,6 +43,7 @@ def multiply_shards(
         stride_part: elements between two parts.
         a_rows, row_mask: offsets (int64) of the rows within a part, and which rows there are.
         b_ptr, b_columns, column_mask: first element of B, offsets (int64) of the columns, and which there are.
+        me, owner, link_context: of :func:`iris.device.link.pace_read`: the own rank, and the one that A is read from.
         ALONG_K: the parts are columns of one A, so part p meets the rows of B of its member; else all meet all rows.
     """
     blocks = tl.cdiv(depth, BLOCK_K)
@@ -50,6 +54,7 @@ def multiply_shards(
         inside = k < depth
         a_part = a_ptr + tl.cast(part, tl.int64) * stride_part
         a_ptrs = a_part + a_rows[:, None] + (k.to(tl.int64) * stride_ak)[None, :]
+        link.pace_read(a_ptrs, me, owner, link_context)
         a = tl.load(a_ptrs, mask=row_mask[:, None] & inside[None, :], other=0.0)
         b_row = k
         if ALONG_K:
@@ -58,3 +63,32 @@ def multiply_shards(
         b = tl.load(b_ptrs, mask=inside[:, None] & column_mask[None, :], other=0.0)
         acc = numeric.mma(a, b, acc, PRECISION)
     return acc
+
+
+@triton.jit
+def write_tile(
+    acc,
+    out_ptr,
+    rows,
+    columns,
+    mask,
+    stride_om,
+    stride_on,
+    bias_ptr,
+    stride_biasm,
+    stride_biasn,
+    HAS_BIAS: tl.constexpr,
+):
+    """Store ``acc + bias`` where ``mask`` (block) is set, rounded once to the output's type.
+
+    Args:
+        acc: block (BLOCK_M, BLOCK_N) of the accumulator's type.
+        rows, columns: blocks of the output's rows and columns; offsets are computed in 64 bits.
+    """
+    rows = rows.to(tl.int64)[:, None]
+    columns = columns.to(tl.int64)[None, :]
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + rows * stride_biasm + columns * stride_biasn, mask=mask, other=0.0)
+        acc += bias.to(acc.dtype)
+    to = out_ptr + rows * stride_om + columns * stride_on
+    tl.store(to, numeric.narrow(acc, out_ptr.dtype.element_ty), mask=mask)

@@ -2,8 +2,8 @@
 peers have read its own.
 
 Protocol. Two int32 flags for each pair of ranks, in lines of 128 bytes on the heap: *ready* (the peer's input may be
-read) and *consumed* (the peer has read mine). The first program of a rank to run sets *ready* on every peer; the last to
-end sets *consumed* and waits for every peer's, so that the input may be overwritten by whatever follows in the stream.
+read) and *consumed* (the peer has read mine). The first program of a rank to run sets *ready* on every peer; the last
+to end sets *consumed* and waits for every peer's, so that the input may be overwritten by what follows in the stream.
 A flag holds how often the two ranks have met (an epoch, kept in device memory and advanced by the last program), so
 nothing is reset, a captured graph replays, and calls of any mixture of groups may share the flags.
 

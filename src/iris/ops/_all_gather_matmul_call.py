@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from iris.errors import ArgumentError, IrisError
 from iris.ops import arguments
+from iris.ops._hbm_buffer import grid, staging_sizes
 from iris.ops.arguments import Problem
 from iris.ops.choice import choose, precision
-from iris.ops.config import HbmBufferConfig
 from iris.ops.staging import Staging
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks
@@ -32,9 +32,9 @@ class Call:
     def __init__(self, ctx: Iris, problem: Problem, plan: Plan, out, a, b, bias):
         self.problem = problem
         self.plan = plan
-        self.grid = _grid(ctx, problem, plan)
+        self.grid = grid(ctx, problem, plan)
         self.precision = precision(ctx.target, a.dtype, plan.config)
-        self.staging = _staging_sizes(problem, plan, a)
+        self.staging = staging_sizes(problem, plan, a)
         self._out_bytes = checks.span_bytes(out)
         self._input_bytes = [checks.span_bytes(t) if t is not None else 0 for t in (a, b, bias)]
 
@@ -181,31 +181,6 @@ def _torch_refuses(problem: Problem, members: Group, group: Any, ctx: Iris) -> s
     if not isinstance(group, dist.ProcessGroup) and members.ranks != tuple(range(ctx.num_ranks)):
         return "a sequence of ranks is no process group of torch.distributed"
     return ""
-
-
-def _grid(ctx: Iris, problem: Problem, plan: Plan) -> tuple[int, ...]:
-    if plan.config is None:
-        return (0,)
-    config = plan.config
-    shards = problem.world_size if problem.gather_dim == 0 else 1
-    rows = problem.M // shards if shards else problem.M
-    tiles = -(-rows // config.block_size_m) * -(-problem.N // config.block_size_n) * shards
-    if isinstance(config, HbmBufferConfig):
-        tiles += max(config.num_fetch_sms, config.first_stage_fetch_sms)
-    return (min(tiles, config.num_sms or ctx.get_cu_count()),)
-
-
-def _staging_sizes(problem: Problem, plan: Plan, a: torch.Tensor) -> tuple[int, int]:
-    """Bytes of the staging buffer and number of its flags; zeros for a plan that has none."""
-    if not isinstance(plan.config, HbmBufferConfig):
-        return 0, 0
-    rows, depth = a.shape
-    tiles = -(-rows // plan.config.block_size_m)
-    blocks = -(-depth // plan.config.block_size_k)
-    groups = -(-blocks // plan.config.k_per_flag)
-    # At least one of each: one rank has no peers, and empty tensors have no address.
-    parts = max(1, problem.world_size - 1)
-    return max(1, parts * rows * depth) * a.element_size(), max(1, tiles * groups * parts)
 
 
 def _facts(ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, preamble) -> dict[str, Any]:

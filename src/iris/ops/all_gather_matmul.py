@@ -39,7 +39,7 @@ import torch.distributed as dist
 
 from iris.ops._all_gather_matmul_call import OPERATION, State, checked, make_workspace
 from iris.ops._all_gather_matmul_kernel import pull_kernel
-from iris.ops._hbm_buffer_kernel import hbm_buffer_kernel
+from iris.ops._hbm_buffer import run_hbm_buffer
 from iris.ops.arguments import Problem
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 _KERNEL = launch.kernel_id(f"{OPERATION}/pull")
-_STAGED_KERNEL = launch.kernel_id(f"{OPERATION}/hbm_buffer")
-# Flags that a program reads at once, to see how much has come.
-_AHEAD = 32
 # PyTorch 2.13 renamed it.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -201,7 +198,7 @@ def _issue(ctx, call, workspace, out, a, b, bias, members, group) -> None:
     if call.plan.algorithm == "torch":
         _run_torch(call.problem, out, a, b, bias, group)
     elif call.plan.algorithm == "hbm_buffer":
-        _run_hbm_buffer(ctx, call, workspace, out, a, b, bias, members)
+        run_hbm_buffer(ctx, call, workspace, out, a, b, bias, members)
     else:
         _run_pull(ctx, call, workspace, out, a, b, bias, members)
 
@@ -224,39 +221,6 @@ def _run_pull(ctx, call, workspace, out, a, b, bias, members) -> None:
         HAS_BIAS=bias is not None,
         PRECISION=call.precision,
         KERNEL=_KERNEL,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )  # fmt: skip
-
-
-def _run_hbm_buffer(ctx, call, workspace, out, a, b, bias, members) -> None:
-    problem, config = call.problem, call.plan.config
-    wide = bias.expand(problem.M, problem.N) if bias is not None else out
-    buffer, fetched = workspace.staging.get(*call.staging)
-    rows, depth = a.shape
-    part = rows * depth
-    staged = buffer[: call.staging[0]].view(a.dtype)
-    tiles_m = -(-rows // config.block_size_m)
-    launch.start(
-        ctx, hbm_buffer_kernel, call.grid,
-        a, b, wide, out, staged,
-        rows, problem.N, depth,
-        *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
-        part, *((depth, 1) if config.staged_a_layout == "k_contiguous" else (1, rows)),
-        fetched, workspace.staging.queue, min(config.num_fetch_sms, call.grid[0]), config.first_stage_fetch_sms,
-        workspace.locks, workspace.counters, ctx.group_members(members), members.index, ctx.get_device_context(),
-        WORLD=members.size,
-        GATHER_DIM=problem.gather_dim,
-        BLOCK_M=config.block_size_m,
-        BLOCK_N=config.block_size_n,
-        BLOCK_K=config.block_size_k,
-        GROUP_M=config.group_size_m,
-        STAGE_M=-(-tiles_m // min(config.num_fetch_stages, max(1, tiles_m))),
-        K_PER_FLAG=config.k_per_flag,
-        AHEAD=_AHEAD,
-        HAS_BIAS=bias is not None,
-        PRECISION=call.precision,
-        KERNEL=_STAGED_KERNEL,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )  # fmt: skip

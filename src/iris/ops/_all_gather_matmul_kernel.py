@@ -5,7 +5,8 @@ import triton.language as tl
 
 from iris.device import numeric
 from iris.device.address import translate
-from iris.x.gemm import multiply_shards, write_tile
+from iris.x.epilogue import write_tile
+from iris.x.gemm import multiply_shards
 from iris.x.schedule import grouped_tile, rotated_rank
 from iris.x.turn import begin_turn, end_turn, wait_for_input
 

@@ -103,7 +103,7 @@ def test_shared_memory_fits(cover, arch):
 @arch_parameter
 @pytest.mark.timeout(300)
 def test_the_selection_covers(cover, arch):
-    """Every dtype that the target multiplies, every transpose, both gather dimensions, with and without bias."""
+    """Every dtype that the target multiplies, every transpose, both gather dimensions, bias, scales, activations."""
     names = [name for name, record in cover(arch)["records"].items() if record["pull"]]
     target = _target.by_arch(arch)
     for wanted in (
@@ -112,11 +112,14 @@ def test_the_selection_covers(cover, arch):
         "dim=1",
         " bias",
         " ragged",
+        " relu",
+        " silu",
+        " scaled gelu",
     ):
         assert any(wanted in name for name in names), wanted
     for transpose in ("NN", "NT", "TN", "TT"):
         assert any(f" {transpose} " in name for name in names), transpose
-    assert sum("fp8" in name for name in names) == 1 + len(target.fp8)
+    assert sum("fp8" in name and "scaled" not in name for name in names) == 1 + len(target.fp8)
     assert {re.search(r"rows=(\d+)", name)[1] for name in names} >= {"1", "16", "64", "128", "4096"}
 
 

@@ -45,3 +45,19 @@ def mma(a, b, acc, PRECISION: tl.constexpr):
 def narrow(value, dtype: tl.constexpr):
     """``value`` rounded once to ``dtype``, to nearest even."""
     return value.to(dtype)
+
+
+@triton.jit
+def activate(value, ACTIVATION: tl.constexpr):
+    """``value``, a float32 block, after ``"none"``, ``"relu"``, ``"gelu"`` (with erf) or ``"silu"``; NaN stays NaN."""
+    if ACTIVATION == "relu":
+        return tl.where(value < 0, 0.0, value)
+    elif ACTIVATION == "gelu":
+        return 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        # The exponential of a number that is not positive cannot overflow.
+        small = tl.exp(-tl.abs(value))
+        return value * tl.where(value < 0, small, 1.0) / (1.0 + small)
+    else:
+        tl.static_assert(ACTIVATION == "none", "ACTIVATION must be 'none', 'relu', 'gelu' or 'silu'")
+        return value

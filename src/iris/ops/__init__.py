@@ -45,8 +45,11 @@ class OpsNamespace:
         algorithm: str | None = None,
         gather_dim: int = 1,
         group: Any = None,
+        activation: str = "none",
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
     ) -> FusedWorkspace:
-        """``out = gather(A) @ B + bias``; see :func:`iris.ops.all_gather_matmul.all_gather_matmul`."""
+        """``out = act(scales * gather(A) @ B + bias)``; see :func:`iris.ops.all_gather_matmul.all_gather_matmul`."""
         return all_gather_matmul(
             self._ctx,
             output_tensor,
@@ -59,6 +62,9 @@ class OpsNamespace:
             algorithm=algorithm,
             gather_dim=gather_dim,
             group=group,
+            activation=activation,
+            scale_a=scale_a,
+            scale_b=scale_b,
         )
 
     def explain(self, operation: str, *args: Any, **kwargs: Any) -> Plan:

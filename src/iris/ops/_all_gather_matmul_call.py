@@ -24,25 +24,26 @@ if TYPE_CHECKING:
 
 OPERATION = "all_gather_matmul"
 _FLAG_STRIDE = 32
+_INPUTS = ("A_sharded", "B", "bias", "scale_a", "scale_b")
 
 
 class Call:
     """A checked combination of arguments, its plan, and what every launch of it needs."""
 
-    def __init__(self, ctx: Iris, problem: Problem, plan: Plan, out, a, b, bias):
+    def __init__(self, ctx: Iris, problem: Problem, plan: Plan, out, a, b, bias, scales):
         self.problem = problem
         self.plan = plan
         self.grid = grid(ctx, problem, plan)
         self.precision = precision(ctx.target, a.dtype, plan.config)
         self.staging = staging_sizes(problem, plan, a)
         self._out_bytes = checks.span_bytes(out)
-        self._input_bytes = [checks.span_bytes(t) if t is not None else 0 for t in (a, b, bias)]
+        self._input_bytes = [checks.span_bytes(t) if t is not None else 0 for t in (a, b, bias, *scales)]
 
-    def check_overlap(self, out, a, b, bias) -> None:
+    def check_overlap(self, out, a, b, bias, scales) -> None:
         """Raise ArgumentError when ``out`` shares memory with an input, which is still read while out is written."""
         start = out.data_ptr()
         end = start + self._out_bytes
-        for name, tensor, nbytes in zip(("A_sharded", "B", "bias"), (a, b, bias), self._input_bytes, strict=True):
+        for name, tensor, nbytes in zip(_INPUTS, (a, b, bias, *scales), self._input_bytes, strict=True):
             if nbytes and tensor.data_ptr() < end and start < tensor.data_ptr() + nbytes:
                 raise ArgumentError(f"output_tensor overlaps {name} in memory; give it memory of its own")
 
@@ -67,8 +68,13 @@ class State(Calls[Call]):
         self.staging = Staging(ctx)
         self._workspaces: dict[tuple, FusedWorkspace] = {}
 
-    def agree(self, members, out, a, b, bias, algorithm, config, workspace, gather_dim, group, preamble=False) -> Call:
+    def agree(
+        self, members, out, a, b, bias, activation, scales, algorithm, config, workspace, gather_dim, group,
+        preamble=False,
+    ) -> Call:  # fmt: skip
         """Check the arguments and compare them across the group. Collective over the group.
+
+        ``scales``: those of A and B, each None when not given.
 
         Raises:
             IrisError: what is wrong here.
@@ -77,13 +83,17 @@ class State(Calls[Call]):
         error: IrisError | None = None
         call = None
         try:
-            call = checked(self._ctx, members, out, a, b, bias, algorithm, config, gather_dim, group)
-            call.check_overlap(out, a, b, bias)
+            call = checked(
+                self._ctx, members, out, a, b, bias, activation, scales, algorithm, config, gather_dim, group
+            )
+            call.check_overlap(out, a, b, bias, scales)
             if workspace is not None:
                 call.require(workspace, members)
         except IrisError as caught:
             error = caught
-        facts = _facts(self._ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, preamble)
+        facts = _facts(
+            self._ctx, out, a, b, bias, activation, scales, algorithm, config, workspace, gather_dim, preamble
+        )
         self._ctx.agreement.reach(OPERATION, members, facts, error)
         assert call is not None  # reach() raises the error
         return call
@@ -98,18 +108,30 @@ class State(Calls[Call]):
         return self._workspaces[key]
 
 
-def checked(ctx: Iris, members: Group, out, a, b, bias, algorithm, config, gather_dim, group) -> Call:
+def checked(
+    ctx: Iris, members: Group, out, a, b, bias, activation, scales, algorithm, config, gather_dim, group
+) -> Call:
     """The call that the arguments make. Local; raises what :func:`check` and the choice of a plan raise."""
-    problem = check(ctx, out, a, b, bias, members.size, gather_dim)
+    problem = check(ctx, out, a, b, bias, activation, scales, members.size, gather_dim)
     if config is not None:
         config.validate(members.size)
     plan = choose(ctx, problem, algorithm, config, _torch_refuses(problem, members, group, ctx))
     if members.size > 1:
         checks.check_symmetric(ctx, "A_sharded", a)
-    return Call(ctx, problem, plan, out, a, b, bias)
+    return Call(ctx, problem, plan, out, a, b, bias, scales)
 
 
-def check(ctx: Iris, out: Any, a: Any, b: Any, bias: Any, world_size: int, gather_dim: int) -> Problem:
+def check(
+    ctx: Iris,
+    out: Any,
+    a: Any,
+    b: Any,
+    bias: Any,
+    activation: Any,
+    scales: tuple[Any, Any],
+    world_size: int,
+    gather_dim: int,
+) -> Problem:
     """The problem that the arguments pose.
 
     Raises:
@@ -136,9 +158,11 @@ def check(ctx: Iris, out: Any, a: Any, b: Any, bias: Any, world_size: int, gathe
         raise ArgumentError(f"output_tensor must have shape ({M}, {N}), got {tuple(out.shape)}")
     arguments.check_dtypes(ctx.target, a, b, out)
     arguments.check_bias(ctx, bias, M, N, out.dtype)
+    arguments.check_activation(activation, out.dtype)
+    scaled = arguments.check_scales(ctx, *scales, a.dtype)
     shape = tuple(bias.shape) if bias is not None else None
     transpose = arguments.letter(a) + arguments.letter(b)
-    return Problem(M, N, K, a.dtype, b.dtype, out.dtype, world_size, gather_dim, shape, transpose)
+    return Problem(M, N, K, a.dtype, b.dtype, out.dtype, world_size, gather_dim, shape, transpose, activation, scaled)
 
 
 def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
@@ -183,7 +207,9 @@ def _torch_refuses(problem: Problem, members: Group, group: Any, ctx: Iris) -> s
     return ""
 
 
-def _facts(ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, preamble) -> dict[str, Any]:
+def _facts(
+    ctx, out, a, b, bias, activation, scales, algorithm, config, workspace, gather_dim, preamble
+) -> dict[str, Any]:
     """What must be the same on every rank, by name; A's place, too: peers read it through their own pointer."""
     facts: dict[str, Any] = {}
     for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b), ("bias", bias)):
@@ -192,6 +218,9 @@ def _facts(ctx, out, a, b, bias, algorithm, config, workspace, gather_dim, pream
     if isinstance(a, torch.Tensor) and a.numel():
         facts["strides of A_sharded"] = a.stride()
         facts["offset of A_sharded in the heap"] = a.data_ptr() - ctx.heap.base if ctx.is_symmetric(a) else "not there"
+    facts["activation"] = activation if isinstance(activation, str) else type(activation).__name__
+    for name, scale in zip(("scale_a", "scale_b"), scales, strict=True):
+        facts[name] = "given" if scale is not None else "none"
     facts["algorithm"] = algorithm
     facts["config"] = config
     facts["float32 precision"] = torch.get_float32_matmul_precision()

@@ -17,6 +17,8 @@ def pull_kernel(
     b_ptr,
     bias_ptr,
     out_ptr,
+    scale_a_ptr,
+    scale_b_ptr,
     M,
     N,
     K,
@@ -41,10 +43,12 @@ def pull_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     KERNEL: tl.constexpr,
 ):
-    """``out = cat(A shards) @ B + bias``; each tile of A is read from its owner when it is multiplied.
+    """``out = act(scales * cat(A shards) @ B + bias)``; each tile of A is read from its owner when it is multiplied.
 
     ``M`` is the number of rows of one shard (``GATHER_DIM == 0``) or of A; ``K_shard`` the columns of one shard.
     """
@@ -84,7 +88,8 @@ def pull_kernel(
             out_m = row_shard * M + offs_m
         mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
         write_tile(
-            acc, out_ptr, out_m, offs_n, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn, HAS_BIAS
-        )
+            acc, out_ptr, out_m, offs_n, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
+            scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
+        )  # fmt: skip
 
     end_turn(flags, counters, members, index, context, WORLD, KERNEL)

@@ -45,9 +45,10 @@ def staging_sizes(problem: Problem, plan: Plan, a: torch.Tensor) -> tuple[int, i
     return max(1, parts * rows * depth) * a.element_size(), max(1, tiles * groups * parts)
 
 
-def run_hbm_buffer(ctx, call, workspace, out, a, b, bias, members) -> None:
+def run_hbm_buffer(ctx, call, workspace, out, a, b, bias, scales, members) -> None:
     problem, config = call.problem, call.plan.config
     wide = bias.expand(problem.M, problem.N) if bias is not None else out
+    scale_a, scale_b = scales if problem.scaled else (out, out)
     buffer, fetched = workspace.staging.get(*call.staging)
     rows, depth = a.shape
     part = rows * depth
@@ -55,7 +56,7 @@ def run_hbm_buffer(ctx, call, workspace, out, a, b, bias, members) -> None:
     tiles_m = -(-rows // config.block_size_m)
     launch.start(
         ctx, hbm_buffer_kernel, call.grid,
-        a, b, wide, out, staged,
+        a, b, wide, out, scale_a, scale_b, staged,
         rows, problem.N, depth,
         *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
         part, *((depth, 1) if config.staged_a_layout == "k_contiguous" else (1, rows)),
@@ -71,6 +72,8 @@ def run_hbm_buffer(ctx, call, workspace, out, a, b, bias, members) -> None:
         K_PER_FLAG=config.k_per_flag,
         AHEAD=_AHEAD,
         HAS_BIAS=bias is not None,
+        HAS_SCALES=problem.scaled,
+        ACTIVATION=problem.activation,
         PRECISION=call.precision,
         KERNEL=_KERNEL,
         num_warps=config.num_warps,

@@ -49,6 +49,8 @@ def hbm_buffer_kernel(
     b_ptr,
     bias_ptr,
     out_ptr,
+    scale_a_ptr,
+    scale_b_ptr,
     staged_ptr,
     M,
     N,
@@ -83,10 +85,12 @@ def hbm_buffer_kernel(
     K_PER_FLAG: tl.constexpr,
     AHEAD: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     KERNEL: tl.constexpr,
 ):
-    """``out = cat(A shards) @ B + bias``: some programs fetch the peers' shards, all multiply what has come.
+    """``out = act(scales * cat(A shards) @ B + bias)``: some programs fetch peers' shards, all multiply what has come.
 
     ``M`` is the number of rows of one shard (``GATHER_DIM == 0``) or of A; ``K_shard`` the columns of one shard. Part p
     of ``staged_ptr`` is the shard of member ``index + 1 + p``. ``fetched`` has a flag for each row of tiles, part and
@@ -182,8 +186,9 @@ def hbm_buffer_kernel(
             out_rows = rotated_rank(index, row_shard, WORLD) * M + rows
         mask = (rows < M)[:, None] & (columns < N)[None, :]
         write_tile(
-            acc, out_ptr, out_rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn, HAS_BIAS
-        )
+            acc, out_ptr, out_rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
+            scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
+        )  # fmt: skip
         tile = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
 
     if end_turn(flags, counters, members, index, context, WORLD, KERNEL):

@@ -1,9 +1,10 @@
-"""All-gather + matmul: ``out = gather(A) @ B + bias``.
+"""All-gather + matmul: ``out = act(scale_a * scale_b * gather(A) @ B + bias)``.
 
 Layouts. ``gather_dim=1`` (default): every rank holds ``A_sharded`` (M, K/world), columns of A in group order, B (K, N)
 and out (M, N). ``gather_dim=0``: ``A_sharded`` (M/world, K) holds rows of A. Every rank gets the whole out. Strides are
 free: row- or column-major A, B and out. ``A_sharded`` is read by peers and lies on the symmetric heap, at the same
-place on every rank; the rest may lie anywhere on the device.
+place on every rank; the rest may lie anywhere on the device. Scales, bias and activation are applied to the float32
+sums, which are rounded once, at the end.
 
 Algorithms:
 
@@ -40,7 +41,7 @@ import torch.distributed as dist
 from iris.ops._all_gather_matmul_call import OPERATION, State, checked, make_workspace
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops._hbm_buffer import run_hbm_buffer
-from iris.ops.arguments import Problem
+from iris.ops.arguments import ACTIVATIONS, Problem
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks, launch
@@ -67,8 +68,11 @@ def all_gather_matmul(
     algorithm: str | None = None,
     gather_dim: int = 1,
     group: Any = None,
+    activation: str = "none",
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
 ) -> FusedWorkspace:
-    """Gather A from all ranks and multiply it by B. Collective over ``group``.
+    """Gather A from all ranks, multiply it by B, add a bias, apply an activation. Collective over ``group``.
 
     Args:
         ctx: the context.
@@ -87,6 +91,10 @@ def all_gather_matmul(
             the kernel that the config is for.
         gather_dim: 1 when A is sharded along K, 0 when along M.
         group: None for all ranks, a process group, or a sequence of ranks; shards are in group order.
+        activation: ``"none"``, ``"relu"``, ``"gelu"`` (with erf) or ``"silu"``, applied after the bias.
+        scale_a, scale_b: for fp8 inputs, both or neither: float32 tensors of one element that the sums are multiplied
+            by, the scales of the whole A and of B. ``scale_a`` has the same value on every rank. They are read when
+            the operation runs: a captured graph replays with what they hold then.
 
     Returns:
         The workspace; ``workspace.plan`` says what ran and why.
@@ -100,24 +108,32 @@ def all_gather_matmul(
     if torch.compiler.is_compiling():
         # The call breaks the graph: what it does on the host cannot be traced.
         run = torch.compiler.disable(run)
-    return run(ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group)
+    return run(
+        ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group,
+        activation, (scale_a, scale_b),
+    )  # fmt: skip
 
 
 def _all_gather_matmul(
-    ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group
-) -> FusedWorkspace:
+    ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group,
+    activation, scales,
+) -> FusedWorkspace:  # fmt: skip
     members = ctx.resolve_group(group)
     state = _state(ctx)
     key = (
         *_layout(output_tensor), *_layout(A_sharded), *_layout(B), *_layout(bias),
+        activation, *_layout(scales[0]), *_layout(scales[1]),
         _address(A_sharded), algorithm, config, workspace is None, gather_dim, members.ranks, type(group),
         torch.get_float32_matmul_precision(),
     )  # fmt: skip
     call = state.recall(key)
     if call is None:
-        call = state.agree(members, output_tensor, A_sharded, B, bias, algorithm, config, workspace, gather_dim, group)
+        call = state.agree(
+            members, output_tensor, A_sharded, B, bias, activation, scales, algorithm, config, workspace, gather_dim,
+            group,
+        )  # fmt: skip
         state.remember(key, call)
-    call.check_overlap(output_tensor, A_sharded, B, bias)
+    call.check_overlap(output_tensor, A_sharded, B, bias, scales)
     if workspace is None:
         workspace = state.workspace(call, members)
     else:
@@ -125,7 +141,7 @@ def _all_gather_matmul(
     if workspace.plan is not call.plan:
         state.report(call.plan)
         workspace.plan = call.plan
-    _run(ctx, call, workspace, output_tensor, A_sharded, B, bias, members, group, async_op)
+    _run(ctx, call, workspace, output_tensor, A_sharded, B, bias, scales, members, group, async_op)
     return workspace
 
 
@@ -139,6 +155,9 @@ def all_gather_matmul_preamble(
     output_dtype: torch.dtype | None = None,
     gather_dim: int = 1,
     group: Any = None,
+    activation: str = "none",
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
 ) -> FusedWorkspace:
     """Make a workspace for :func:`all_gather_matmul`. Collective over the world: it allocates on the symmetric heap.
 
@@ -154,8 +173,9 @@ def all_gather_matmul_preamble(
     rows = A_sharded.shape[0] * (members.size if gather_dim == 0 else 1)
     out = torch.empty((rows, B.shape[1] if B.dim() == 2 else 0), dtype=dtype, device=ctx.get_device())
     call = _state(ctx).agree(
-        members, out, A_sharded, B, None, algorithm, config, None, gather_dim, group, preamble=True
-    )
+        members, out, A_sharded, B, None, activation, (scale_a, scale_b), algorithm, config, None, gather_dim, group,
+        preamble=True,
+    )  # fmt: skip
     return make_workspace(ctx, call, members)
 
 
@@ -170,13 +190,19 @@ def explain(
     algorithm: str | None = None,
     gather_dim: int = 1,
     group: Any = None,
+    activation: str = "none",
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
 ) -> Plan:
     """The plan that :func:`all_gather_matmul` would follow with these arguments; runs nothing. Local."""
     members = ctx.resolve_group(group)
-    return checked(ctx, members, output_tensor, A_sharded, B, bias, algorithm, config, gather_dim, group).plan
+    return checked(
+        ctx, members, output_tensor, A_sharded, B, bias, activation, (scale_a, scale_b), algorithm, config, gather_dim,
+        group,
+    ).plan  # fmt: skip
 
 
-def _run(ctx, call, workspace, out, a, b, bias, members, group, async_op) -> None:
+def _run(ctx, call, workspace, out, a, b, bias, scales, members, group, async_op) -> None:
     if out.numel() == 0:
         return
     stream = ctx.current_stream()
@@ -189,26 +215,27 @@ def _run(ctx, call, workspace, out, a, b, bias, members, group, async_op) -> Non
     with ctx.use_stream(stream) if async_op else nullcontext():
         if workspace.locks is ctx.pair_flags:
             _state(ctx).order.follow_current()
-        _issue(ctx, call, workspace, out, a, b, bias, members, group)
+        _issue(ctx, call, workspace, out, a, b, bias, scales, members, group)
     if async_op:
         workspace._finish = lambda: ctx.current_stream().wait_stream(stream)
 
 
-def _issue(ctx, call, workspace, out, a, b, bias, members, group) -> None:
+def _issue(ctx, call, workspace, out, a, b, bias, scales, members, group) -> None:
     if call.plan.algorithm == "torch":
-        _run_torch(call.problem, out, a, b, bias, group)
+        _run_torch(call.problem, out, a, b, bias, scales, group)
     elif call.plan.algorithm == "hbm_buffer":
-        run_hbm_buffer(ctx, call, workspace, out, a, b, bias, members)
+        run_hbm_buffer(ctx, call, workspace, out, a, b, bias, scales, members)
     else:
-        _run_pull(ctx, call, workspace, out, a, b, bias, members)
+        _run_pull(ctx, call, workspace, out, a, b, bias, scales, members)
 
 
-def _run_pull(ctx, call, workspace, out, a, b, bias, members) -> None:
+def _run_pull(ctx, call, workspace, out, a, b, bias, scales, members) -> None:
     problem, config = call.problem, call.plan.config
     wide = bias.expand(problem.M, problem.N) if bias is not None else out
+    scale_a, scale_b = scales if problem.scaled else (out, out)
     launch.start(
         ctx, pull_kernel, call.grid,
-        a, b, wide, out,
+        a, b, wide, out, scale_a, scale_b,
         a.shape[0], problem.N, problem.K, a.shape[1],
         *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
         workspace.locks, workspace.counters, ctx.group_members(members), members.index, ctx.get_device_context(),
@@ -219,6 +246,8 @@ def _run_pull(ctx, call, workspace, out, a, b, bias, members) -> None:
         BLOCK_K=config.block_size_k,
         GROUP_M=config.group_size_m,
         HAS_BIAS=bias is not None,
+        HAS_SCALES=problem.scaled,
+        ACTIVATION=problem.activation,
         PRECISION=call.precision,
         KERNEL=_KERNEL,
         num_warps=config.num_warps,
@@ -226,19 +255,24 @@ def _run_pull(ctx, call, workspace, out, a, b, bias, members) -> None:
     )  # fmt: skip
 
 
-def _run_torch(problem: Problem, out, a, b, bias, group) -> None:
+def _run_torch(problem: Problem, out, a, b, bias, scales, group) -> None:
     a = _gathered(problem, a, group)
     if a.dtype in checks.FP8:
         # Both fp8 formats are exact in each of the output types.
         a, b = a.to(problem.out_dtype), b.to(problem.out_dtype)
-    if a.dtype == out.dtype and bias is None:
+    plain = problem.activation == "none" and not problem.scaled
+    if plain and a.dtype == out.dtype and bias is None:
         torch.matmul(a, b, out=out)
-    elif bias is not None and a.dtype == out.dtype == bias.dtype:
+    elif plain and bias is not None and a.dtype == out.dtype == bias.dtype:
         torch.addmm(bias, a, b, out=out)
     else:
-        # In float32, so that the sum is rounded once, after the bias.
+        # In float32, so that the result is rounded once, at the end.
         product = _float32_matmul(a, b)
-        out.copy_(product if bias is None else product + bias)
+        if problem.scaled:
+            product *= (scales[0] * scales[1]).reshape(())
+        if bias is not None:
+            product += bias
+        out.copy_(ACTIVATIONS[problem.activation](product))
 
 
 def _gathered(problem: Problem, a: torch.Tensor, group: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,14 @@ from iris.runtime.checks import FLOATS, FP8, check_device, check_tensor
 if TYPE_CHECKING:
     from iris._target import Target
     from iris.runtime.context import Iris
+
+# What may follow the product, with PyTorch's function for it. Kernels have theirs in iris.device.numeric.activate.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda value: value,
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,8 @@ class Problem:
         gather_dim: 1 when A is sharded along K, 0 when along M.
         bias: shape of the bias, None without one.
         transpose: two letters, N or T for A and B, as in BLAS: T when the columns are contiguous.
+        activation: one of :data:`ACTIVATIONS`.
+        scaled: whether there are scales of A and B.
     """
 
     M: int
@@ -38,12 +49,15 @@ class Problem:
     gather_dim: int
     bias: tuple[int, ...] | None
     transpose: str
+    activation: str = "none"
+    scaled: bool = False
 
     def __str__(self) -> str:
         names = [str(d).removeprefix("torch.") for d in (self.a_dtype, self.b_dtype, self.out_dtype)]
         dtypes = names[0] if len(set(names)) == 1 else f"{names[0]} x {names[1]} -> {names[2]}"
         size = f"{self.M}x{self.N}x{self.K}"
-        return f"{size} {dtypes} {self.transpose}, {self.world_size} ranks, gather_dim={self.gather_dim}"
+        epilogue = (", scaled" if self.scaled else "") + (f", {self.activation}" if self.activation != "none" else "")
+        return f"{size} {dtypes} {self.transpose}, {self.world_size} ranks, gather_dim={self.gather_dim}{epilogue}"
 
 
 def letter(matrix: torch.Tensor) -> str:
@@ -112,3 +126,39 @@ def check_bias(ctx: Iris, bias: torch.Tensor | None, M: int, N: int, out_dtype: 
         raise ArgumentError(
             f"bias must have shape ({N},), or broadcast from two dimensions to ({M}, {N}); got {tuple(bias.shape)}"
         )
+
+
+def check_activation(activation: object, out_dtype: torch.dtype) -> str:
+    """``activation``, when it is one of :data:`ACTIVATIONS` and applies to the output.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        possible = ", ".join(map(repr, ACTIVATIONS))
+        raise ArgumentError(f"activation {activation!r} is not known; possible: {possible}")
+    if activation != "none" and out_dtype == torch.int32:
+        raise ArgumentError(f"an int32 output has no activation, so it must be 'none'; got {activation!r}")
+    return activation
+
+
+def check_scales(ctx: Iris, scale_a: object, scale_b: object, dtype: torch.dtype) -> bool:
+    """Whether scales are given, after making sure that they are float32 tensors of one element for fp8 inputs.
+
+    Raises:
+        ArgumentError: only one, no tensor, of another dtype or size, or for inputs of ``dtype`` that is not fp8.
+        DeviceMismatch: on another device.
+    """
+    if scale_a is None and scale_b is None:
+        return False
+    for name, scale, other in (("scale_a", scale_a, "scale_b"), ("scale_b", scale_b, "scale_a")):
+        if scale is None:
+            raise ArgumentError(f"{other} is given and {name} is not; give both or neither (1.0 for no scale)")
+        tensor = check_tensor(ctx, name, scale)
+        if tensor.dtype != torch.float32 or tensor.numel() != 1:
+            raise ArgumentError(
+                f"{name} must be a float32 tensor of one element, got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+    if dtype not in FP8:
+        raise ArgumentError(f"scales are for fp8 inputs, A and B are {dtype}; leave scale_a and scale_b out")
+    return True

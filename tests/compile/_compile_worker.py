@@ -254,7 +254,20 @@ def paced():
 
 
 def pull(
-    target, a_dtype, b_dtype, rows, gather_dim, transpose, bias, out_dtype, *, world=WORLD, ragged=False, tf32=False
+    target,
+    a_dtype,
+    b_dtype,
+    rows,
+    gather_dim,
+    transpose,
+    bias,
+    out_dtype,
+    *,
+    world=WORLD,
+    ragged=False,
+    tf32=False,
+    scaled=False,
+    activation="none",
 ):
     """One ``pull`` kernel with the configuration that is chosen for the problem, arguments specialised as launched."""
     n, k = (N - 1, K - world) if ragged else (N, K)
@@ -281,18 +294,23 @@ def pull(
     arguments |= {
         "a_ptr": "*" + TYPES[a_dtype], "b_ptr": "*" + TYPES[b_dtype],
         "bias_ptr": "*" + TYPES[out_dtype], "out_ptr": "*" + TYPES[out_dtype],
+        **dict.fromkeys(("scale_a_ptr", "scale_b_ptr"), "*" + ("fp32" if scaled else TYPES[out_dtype])),
         "stride_om": as_launched(n), "stride_on": 1,
         "flags": "*i32", "counters": "*i32", "members": "*i32", "index": "i32", "context": "*i64",
         "WORLD": world, "GATHER_DIM": gather_dim, "GROUP_M": config.group_size_m,
         "BLOCK_M": config.block_size_m, "BLOCK_N": config.block_size_n, "BLOCK_K": config.block_size_k,
-        "HAS_BIAS": bias, "PRECISION": "tf32" if tf32 else precision(target, a_dtype, config), "KERNEL": 1,
+        "HAS_BIAS": bias, "HAS_SCALES": scaled, "ACTIVATION": activation,
+        "PRECISION": "tf32" if tf32 else precision(target, a_dtype, config), "KERNEL": 1,
     }  # fmt: skip
     tiles = f"{config.block_size_m}x{config.block_size_n}x{config.block_size_k}"
     name = (
         f"pull {TYPES[a_dtype]}x{TYPES[b_dtype]}->{TYPES[out_dtype]} {transpose} rows={rows} dim={gather_dim} "
         f"world={world} {tiles} warps={config.num_warps} stages={config.num_stages}"
     )
-    name += "".join(f" {word}" for word, on in (("bias", bias), ("ragged", ragged), ("tf32", tf32)) if on)
+    name += "".join(
+        f" {word}" for word, on in (("bias", bias), ("ragged", ragged), ("tf32", tf32), ("scaled", scaled)) if on
+    )
+    name += "" if activation == "none" else f" {activation}"
     return name, pull_kernel, arguments, {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
@@ -309,14 +327,18 @@ def out_dtype(a_dtype, turn):
 
 
 def pull_cover(target):
-    """Few kernels in which every dtype, number of rows, transpose and gather dimension occurs, and bias does."""
+    """Few kernels in which every dtype, number of rows, transpose and gather dimension, and each epilogue occurs."""
     for turn, (a, b) in enumerate(pairs(target)):
         rows = ROWS[(2 * turn + 3) % len(ROWS)]
         yield pull(target, a, b, rows, turn % 2, TRANSPOSES[turn % 4], turn % 2 == turn // 2 % 2, out_dtype(a, turn))
     half = torch.bfloat16
     yield pull(target, half, half, 64, 1, "NN", True, half)
-    yield pull(target, half, half, 100, 1, "TN", True, half, ragged=True)
+    yield pull(target, half, half, 100, 1, "TN", True, half, ragged=True, activation="relu")
     yield pull(target, half, half, 128, 0, "NN", False, half, world=1)
+    yield pull(target, torch.float16, torch.float16, 4096, 1, "NT", True, torch.float16, activation="silu")
+    for name in target.fp8[:1]:
+        fp8 = getattr(torch, name)
+        yield pull(target, fp8, fp8, 4096, 1, "NT", True, half, scaled=True, activation="gelu")
     if target.vendor == "nvidia":
         yield pull(target, torch.float32, torch.float32, 128, 1, "NN", False, torch.float32, tf32=True)
 

@@ -1,5 +1,6 @@
 """``iris run --sim``: scripts as they are, in the simulator."""
 
+import json
 import os
 import re
 import shlex
@@ -250,6 +251,8 @@ def test_unknown_values_are_refused(iris_command, script):
         ("", {"--seed": 1}, "--seed needs --sim or --loopback"),
         ("", {"--check": "races"}, "--check needs --sim"),
         ("--sim", {"--link-gbps": 1.0}, "--link-gbps needs --loopback"),
+        ("--sim", {"--link-per-peer": True}, "--link-per-peer needs --loopback"),
+        ("--loopback", {"--link-per-peer": True}, "--link-per-peer needs the rate of a link: give --link-gbps"),
         ("--loopback", {"--device": "h200"}, "means nothing with --loopback"),
         ("--sim", {"--seed": 1, "--seeds": 2}, "give one of them"),
     ],
@@ -279,10 +282,13 @@ def test_loopback_shows_the_program_one_gpu(monkeypatch, chosen, taken):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    simulation.simulate("--loopback", [__file__, "x"], 2, {"--link-gbps": 50.0})
+    given = {"--link-gbps": 50.0, "--seed": 3, "--link-per-peer": True}
+    simulation.simulate("--loopback", [__file__, "x"], 2, given)
     program, words, environment = started[0]
     assert (program, words[-2:]) == (sys.executable, [__file__, "x"])
-    assert '"on": "gpu", "link_gbps": 50.0' in words[2]
+    request = json.loads(words[2])
+    assert request["options"] == {"on": "gpu", "link_gbps": 50.0, "link_per_peer": True}
+    assert request["repeat"][1] == ["--link-gbps", "50.0", "--link-per-peer", __file__, "x"]
     assert (environment["IRIS_RUNTIME"], environment["CUDA_VISIBLE_DEVICES"]) == ("gpu", taken)
     assert "TRITON_INTERPRET" not in environment
 

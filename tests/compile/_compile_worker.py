@@ -23,6 +23,7 @@ from _tile_kernels import tiles
 
 import iris
 from iris import _target
+from iris.device import link
 from iris.device.link import carry_kernel
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops.arguments import Problem
@@ -61,6 +62,13 @@ def memory_kernel(source, target, n, rank, peer, bases, BLOCK: tl.constexpr, LOA
     iris.put(source + 2 * n + offs, target + 2 * n + offs, rank, peer, bases, mask, 0, LOAD, STORE, 8)
     iris.copy(source + 3 * n + offs, target + 3 * n + offs, peer, rank, rank, bases, mask, 0, LOAD, STORE)
     tl.store(target + 4 * n + offs, iris.load(source + offs, rank, peer, bases, mask, 0, None, True), mask=mask)
+
+
+@triton.jit
+def charge_kernel(ticks, nbytes, rank, peer, bases):
+    tick = link.charge(nbytes, rank, peer, bases)
+    link.carried(tick)
+    tl.store(ticks, tick)
 
 
 @triton.jit
@@ -250,7 +258,11 @@ def paced():
     remote = {"n": "i32", "rank": "i32", "peer": "i32", "bases": "*i64", "BLOCK": 512}
     arguments = {"source": "*fp16", "target": "*fp16", "LOAD": None, "STORE": None} | remote
     yield "paced memory", memory_kernel, arguments, {"num_warps": 4}
-    yield "paced copy", carry_kernel, {"word": "*i64", "nanoseconds": "i32"}, {"num_warps": 4}
+    yield "paced copy", carry_kernel, {"state": "*i64", "nanoseconds": "i32", "peers": "i32"}, {"num_warps": 4}
+    ticks = {"ticks": "*i64", "nbytes": "i32", "rank": "i32", "peer": "i32", "bases": "*i64"}
+    yield "paced charge", charge_kernel, ticks, {"num_warps": 4}
+    yield "paced charge of one peer", charge_kernel, ticks | {"rank": 0, "peer": 1}, {"num_warps": 4}
+    yield "charge without pace", charge_kernel, ticks, {"num_warps": 4}
 
 
 def pull(

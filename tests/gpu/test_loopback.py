@@ -57,6 +57,8 @@ def test_a_paced_link_carries_no_more_than_its_rate(world):
     assert max(paced) < 2 * least, (paced, least)
     assert max(free) < least, (free, least)
     assert max(own) < least, (own, least)
+    by_peer = sim.run(body_read, world, nbytes, True, on="gpu", link_gbps=gbps, link_per_peer=True)
+    assert least <= min(by_peer) <= max(by_peer) < 2 * least, (by_peer, least)
     # Off again in the same process.
     assert max(sim.run(body_read, world, nbytes, True, on="gpu")) < least
 
@@ -84,6 +86,10 @@ def test_a_collective_of_torch_is_charged_to_the_link():
     least = 3 * nbytes / gbps * 1e-6
     paced = sim.run(body_collective, 4, nbytes, on="gpu", link_gbps=gbps)
     assert min(paced) >= 0.95 * least, (paced, least)
+    # Links by peer carry at once what comes from the three others.
+    by_peer = sim.run(body_collective, 4, nbytes, on="gpu", link_gbps=gbps, link_per_peer=True)
+    assert min(by_peer) >= 0.95 * least / 3, (by_peer, least)
+    assert min(by_peer) < 0.8 * least, (by_peer, least)
     # The host's turns are part of what a rank sees, so only the quickest tells.
     assert min(sim.run(body_collective, 4, nbytes, on="gpu")) < least
 

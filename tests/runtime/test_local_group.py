@@ -35,10 +35,14 @@ class Hub:
         self.world_size = world_size
         self.current = -1
         self.orders = []
-        self.dist = LocalDistributed(world_size, lambda: self.current, self.wait_until, self.order)
+        self.carries = []
+        self.dist = LocalDistributed(world_size, lambda: self.current, self.wait_until, self.order, self.carry)
 
     def order(self, ranks, what):
         self.orders.append((list(ranks), what))
+
+    def carry(self, rank, received):
+        self.carries.append((rank, dict(received)))
 
     def wait_until(self, condition, why):
         while not condition():
@@ -559,6 +563,30 @@ def test_order_is_told_before_and_after_the_data_moves():
         *[([0, 1, 2, 3], "barrier over ranks [0, 1, 2, 3]")] * 2,
         *[([0, 1], "send from rank 0 to rank 1 with tag 0")] * 2,
     ]
+
+
+def test_what_links_carry_is_told_by_source():
+    hub = Hub(4)
+
+    def body(rank, world_size):
+        group = dist.new_group([3, 1, 0])
+        mine = torch.full((6,), float(rank), dtype=torch.float32)
+        if rank in (0, 1, 3):
+            dist.all_gather([torch.empty(6) for _ in range(3)], mine, group=group)
+            dist.all_reduce(mine, group=group)
+            dist.reduce_scatter_tensor(torch.empty(2), mine, group=group)
+        dist.broadcast(mine, 2)
+
+    assert hub.run(body) == [None] * 4
+    hub.dist.close()
+    carries = {rank: [received for r, received in hub.carries if r == rank] for rank in range(4)}
+    for rank in (0, 1, 3):
+        others = [peer for peer in (0, 1, 3) if peer != rank]
+        # A sum takes each part of the tensor there and back: 2 * 24 bytes * 2/3 over two links.
+        assert carries[rank] == [
+            dict.fromkeys(others, 24), dict.fromkeys(others, 16), dict.fromkeys(others, 8), {2: 24},
+        ]  # fmt: skip
+    assert carries[2] == []
 
 
 class Seen(TorchDispatchMode):

@@ -75,6 +75,8 @@ def test_world_sizes_that_are_none(size):
         ({"check": None}, "check must be names out of .*, got None"),
         ({"on": "tpu"}, "on must be 'cpu' or 'gpu', got 'tpu'"),
         ({"link_gbps": 50}, "link_gbps .* needs on='gpu'"),
+        ({"link_gbps": 0.0, "on": "gpu"}, "link_gbps must be above 0, got 0.0"),
+        ({"link_per_peer": True}, "link_per_peer needs the rate of a link: give link_gbps"),
         ({"heap_size": 0}, "heap_size must be a number of bytes above 0, got 0"),
     ],
 )

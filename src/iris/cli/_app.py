@@ -126,6 +126,14 @@ def _run(
         float | None,
         typer.Option(metavar="GB/S", rich_help_panel=_SIMULATOR, help="Pace reads and writes of peers in loopback."),
     ] = None,
+    link_per_peer: Annotated[
+        bool,
+        typer.Option(
+            "--link-per-peer",
+            rich_help_panel=_SIMULATOR,
+            help="Every pair of ranks has links of that rate; by default a rank has one to all peers together.",
+        ),
+    ] = False,
 ) -> None:
     """Start the ranks; leave with the exit code of the run."""
     from iris.cli.run import launch
@@ -144,6 +152,7 @@ def _run(
         "--check": check,
         "--step-limit": step_limit,
         "--link-gbps": link_gbps,
+        "--link-per-peer": link_per_peer or None,
     }
     given = {name: value for name, value in options.items() if value is not None}
     if sim or loopback:

@@ -23,7 +23,7 @@ _VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 # Which options each way to run takes beside those of every run.
 _OPTIONS = {
     "--sim": ("--seed", "--seeds", "--device", "--resident-programs", "--check", "--step-limit"),
-    "--loopback": ("--seed", "--seeds", "--link-gbps"),
+    "--loopback": ("--seed", "--seeds", "--link-gbps", "--link-per-peer"),
 }
 
 
@@ -43,6 +43,8 @@ def check_options(mode: str, given: Mapping[str, object]) -> None:
             raise ArgumentError(f"{name} needs {takers}" + (f"; it means nothing with {mode}" if mode else ""))
     if "--seed" in given and "--seeds" in given:
         raise ArgumentError("--seed runs one seed and --seeds the first so many; give one of them")
+    if "--link-per-peer" in given and "--link-gbps" not in given:
+        raise ArgumentError("--link-per-peer needs the rate of a link: give --link-gbps")
 
 
 def simulate(
@@ -60,7 +62,7 @@ def simulate(
         mode: ``--sim`` or ``--loopback``.
         command: ``["script.py", argument...]`` or ``["-m", "module", argument...]``.
         num_ranks: how many ranks, from 1.
-        given: the options that were given, by name, such as ``{"--seed": 3}``.
+        given: the options that were given, by name, such as ``{"--seed": 3}``; True for a flag.
         timeout: seconds after which the process ends, with a report of where it was; None for no limit.
         python: False is refused: other programs cannot be ranks of one process.
 
@@ -76,7 +78,10 @@ def simulate(
     options = {name[2:].replace("-", "_"): value for name, value in given.items()}
     seeds = options.pop("seeds", None)
     seed = options.pop("seed", 0)
-    settings = [word for n, v in given.items() if n not in ("--seed", "--seeds") for word in (n, str(v))]
+    settings = []
+    for name, value in given.items():
+        if name not in ("--seed", "--seeds"):
+            settings += [name] if value is True else [name, str(value)]
     request = {
         "kind": kind,
         "ranks": num_ranks,

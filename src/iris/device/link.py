@@ -1,9 +1,13 @@
 """A link of a given rate, imitated: what a rank reads from or writes to a peer waits until the link would be free.
 
 Only ranks that share a GPU in one process ask for it (``iris.sim.run(..., on="gpu", link_gbps=...)``); everywhere else
-the functions compile to nothing. Each rank has a word for each direction that says when its link is free, in ticks of
-the GPU's clock; a transfer takes the link for bytes / rate and goes on when its turn is over. ``link_context`` is the
-context tensor past its first two words, as for ``heap_bases``.
+the functions compile to nothing. A rank has a link in each direction, for all peers together or, with
+``link_per_peer=True``, one for each peer. A word for each link says when it is free, in ticks of the GPU's clock; a
+transfer takes the link for bytes / rate and goes on when its turn is over. ``link_context`` is the context tensor past
+its first two words, as for ``heap_bases``.
+
+State of a rank, int64, each word in a line of its own: how many lines lie between the links of two peers (0 when all
+share one), then the incoming links by peer, then the outgoing ones.
 """
 
 import triton
@@ -15,9 +19,14 @@ from iris.device._compat import constexpr_function
 LINK_PACED = tl.constexpr(False)
 _TRACE_WORDS = tl.constexpr(17)
 _LINK_WORD = tl.constexpr(2)  # behind the error slot's address and the time limit: link words, femtoseconds a byte
-STATE_WORDS = 32
-_IN = tl.constexpr(0)
-_OUT = tl.constexpr(16)
+LINE = tl.constexpr(16)  # 128 bytes
+_INCOMING = tl.constexpr(False)
+_OUTGOING = tl.constexpr(True)
+
+
+def state_words(world_size: int) -> int:
+    """Words that the links of one rank take."""
+    return LINE.value * (1 + 2 * world_size)
 
 
 @constexpr_function
@@ -30,34 +39,57 @@ def _bytes(block):
 
 
 @triton.jit
-def _take(link_context, nbytes, direction: tl.constexpr):
+def _book(link, ticks):
+    """Take a link for some ticks from when it is free; when it will have carried that."""
+    tl.atomic_max(link, _asm.ticks(), sem="relaxed", scope="gpu")
+    return tl.atomic_add(link, ticks, sem="relaxed", scope="gpu") + ticks
+
+
+@triton.jit
+def _take(nbytes, peer, link_context, OUT: tl.constexpr):
     world_size = tl.load(link_context - 1)
     tail = link_context + world_size + _TRACE_WORDS + _LINK_WORD
-    word = tl.load(tail).to(tl.pointer_type(tl.int64)) + direction
+    state = tl.load(tail).to(tl.pointer_type(tl.int64))
+    line = 1 + peer * tl.load(state)
+    if OUT:
+        line += world_size
     # A GPU of either vendor counts at most 1000 ticks a microsecond, so femtoseconds keep small transfers apart.
     ticks = (nbytes * tl.load(tail + 1) // 1000) * _asm.ticks_per_microsecond() // 1000000
-    tl.atomic_max(word, _asm.ticks(), sem="relaxed", scope="gpu")
-    free = tl.atomic_add(word, ticks, sem="relaxed", scope="gpu") + ticks
-    while _asm.ticks() < free:
-        pass
+    return _book(state + line * LINE, ticks)
 
 
-@triton.jit(do_not_specialize=["nanoseconds"])
-def carry_kernel(word, nanoseconds):
-    """Take a rank's incoming link for some time, for a copy that no kernel of the library makes; one program."""
-    ticks = tl.cast(nanoseconds, tl.int64) * _asm.ticks_per_microsecond() // 1000
-    tl.atomic_max(word, _asm.ticks(), sem="relaxed", scope="gpu")
-    free = tl.atomic_add(word, ticks, sem="relaxed", scope="gpu") + ticks
-    while _asm.ticks() < free:
-        pass
+@triton.jit
+def charge(nbytes, me, peer, link_context):
+    """Book bytes on the caller's incoming link from ``peer``. Does not wait.
+
+    Args:
+        nbytes: how many, an integer.
+        me, peer: the own rank, and the one that they come from; nothing is booked when they are the same.
+        link_context: see the module.
+
+    Returns:
+        The tick of the clock at which the link will have carried them, for :func:`carried`; 0 without an imitated link.
+    """
+    tick = tl.full((), 0, tl.int64)
+    if LINK_PACED:
+        if me != peer:
+            tick = _take(nbytes, peer, link_context, _INCOMING)
+    return tick
+
+
+@triton.jit
+def carried(tick):
+    """Wait until the clock has reached what :func:`charge` returned."""
+    if LINK_PACED:
+        while _asm.ticks() < tick:
+            pass
 
 
 @triton.jit
 def pace_read(pointer, me, peer, link_context):
     """Wait for the caller's incoming link to have carried the block at ``pointer`` from ``peer``."""
     if LINK_PACED:
-        if me != peer:
-            _take(link_context, _bytes(pointer), _IN)
+        carried(charge(_bytes(pointer), me, peer, link_context))
 
 
 @triton.jit
@@ -65,4 +97,22 @@ def pace_write(pointer, me, peer, link_context):
     """Wait for the caller's outgoing link to have carried the block at ``pointer`` to ``peer``."""
     if LINK_PACED:
         if me != peer:
-            _take(link_context, _bytes(pointer), _OUT)
+            carried(_take(_bytes(pointer), peer, link_context, _OUTGOING))
+
+
+@triton.jit(do_not_specialize=["nanoseconds", "peers"])
+def carry_kernel(state, nanoseconds, peers):
+    """Take incoming links for some time, for a copy that no kernel of the library makes.
+
+    Args:
+        state: of the receiving rank.
+        nanoseconds: for which each of the links is taken.
+        peers: a bit for each program that is to take a link: program p that of peer p, or where all peers share one
+            link, program 0 that one.
+    """
+    program = tl.program_id(0)
+    if (tl.cast(peers, tl.int64) >> program) & 1 == 1:
+        ticks = tl.cast(nanoseconds, tl.int64) * _asm.ticks_per_microsecond() // 1000
+        free = _book(state + (1 + program) * LINE, ticks)
+        while _asm.ticks() < free:
+            pass

@@ -11,8 +11,8 @@ every poster's stream waits for the end of the copies, so what a rank does next 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Host:
     current_rank: Callable[[], int]
     wait_until: Callable[[Callable[[], bool], str], None]
     order: Callable[[Sequence[int], str], None]
-    carry: Callable[[int, int], None]
+    carry: Callable[[int, Mapping[int, int]], None]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Transfer:
     """A copy from a tensor of one member to one of another, members given by their place in the group.
 
     Attributes:
-        combined: for a tensor that was made of all members' ones, how many times its size the receiver's link carries.
+        combined: for a tensor that was made of all members' ones, how many times its size the receiver's links carry.
     """
 
     src: int
@@ -46,10 +46,14 @@ class Transfer:
     target: torch.Tensor
     combined: float = 0.0
 
-    def carried(self) -> int:
-        """Bytes that come to the receiver over its link."""
-        times = self.combined or float(self.src != self.dst)
-        return round(times * self.source.numel() * self.source.element_size())
+    def carried(self, members: int) -> dict[int, int]:
+        """Bytes that come to the receiver over its links, by the place of the member that they come from."""
+        nbytes = self.source.numel() * self.source.element_size()
+        if not self.combined:
+            return {self.src: nbytes} if self.src != self.dst and nbytes else {}
+        # Of a sum every other member has a part.
+        share = round(self.combined * nbytes / max(1, members - 1))
+        return {place: share for place in range(members) if place != self.dst and share}
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,11 @@ class Call:
 
     def _receive(self, dst: int, transfers: list[Transfer]) -> None:
         own = [t for t in transfers if t.dst == dst]
-        carried = sum(t.carried() for t in own)
-        if carried:
-            self.host.carry(self.ranks[dst], carried)
+        received: Counter[int] = Counter()
+        for t in own:
+            received.update({self.ranks[place]: n for place, n in t.carried(len(self.ranks)).items()})
+        if received:
+            self.host.carry(self.ranks[dst], received)
         for t in own:
             # copy_ would broadcast a source of another shape.
             t.target.detach().copy_(t.source.detach().reshape(t.target.shape))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -46,7 +46,8 @@ class LocalDistributed:
         order: called with the ranks of a call (world ranks, group order) and a description, once all of them have
             posted it and before its data moves, and again when it has moved (one rank moves it for all). Everything
             they issued before comes before everything after.
-        carry: called with a rank and the bytes that it is about to receive from others, on its stream for CUDA tensors.
+        carry: called with a rank and the bytes that it is about to receive, by the rank that they come from; on the
+            receiver's stream for CUDA tensors.
     """
 
     _entered: ClassVar[LocalDistributed | None] = None
@@ -57,7 +58,7 @@ class LocalDistributed:
         current_rank: Callable[[], int],
         wait_until: Callable[[Callable[[], bool], str], None],
         order: Callable[[Sequence[int], str], None] = lambda ranks, what: None,
-        carry: Callable[[int, int], None] = lambda rank, nbytes: None,
+        carry: Callable[[int, Mapping[int, int]], None] = lambda rank, received: None,
     ):
         self.world_size = world_size
         self._host = Host(current_rank, wait_until, order, carry)

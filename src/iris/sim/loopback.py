@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from iris.device import link
-from iris.errors import ArgumentError, DeadlockError, RuntimeConflict
+from iris.errors import DeadlockError, RuntimeConflict
 from iris.runtime.reports import DeadlockReport
 from iris.runtime.world import World
 from iris.sim import pacing
@@ -51,14 +51,18 @@ class Gpu:
     Attributes:
         world: the world.
         index: the GPU.
+        link_gbps: rate of the imitated links in each direction, None without them.
+        link_per_peer: whether each pair of ranks has links of its own.
     """
 
-    def __init__(self, world: World, link_gbps: float | None):
+    def __init__(self, world: World, link_gbps: float | None, link_per_peer: bool):
         self.world = world
         self.index = torch.cuda.current_device()
         self.current = CudaStreams(world.size, self.index)
         self.link_gbps = link_gbps
-        self._links = torch.zeros(world.size, link.STATE_WORDS, dtype=torch.int64, device="cuda")
+        self.link_per_peer = link_per_peer
+        self._links = torch.zeros(world.size, link.state_words(world.size), dtype=torch.int64, device="cuda")
+        self._links[:, 0] = int(link_per_peer)
         self._streams: list[weakref.WeakSet[Any]] = [weakref.WeakSet() for _ in range(world.size)]
 
     def new_stream(self, rank: int) -> torch.cuda.Stream:
@@ -74,14 +78,19 @@ class Gpu:
         self.wait([stream.record_event() for stream in streams], "its GPU work")
 
     def link_words(self, rank: int) -> tuple[int, int]:
-        """Where the imitated link of a rank keeps its state, and its femtoseconds a byte; zeros without one."""
+        """Where the imitated links of a rank keep their state, and their femtoseconds a byte; zeros without them."""
         return (self._links[rank].data_ptr(), round(1e6 / self.link_gbps)) if self.link_gbps else (0, 0)
 
-    def carry(self, rank: int, nbytes: int) -> None:
-        """Have the current stream wait for a rank's link to carry what it receives in a collective of PyTorch."""
+    def carry(self, rank: int, received: Mapping[int, int]) -> None:
+        """Have the current stream wait for a rank's links to carry what it receives in a collective of PyTorch.
+
+        Args:
+            rank: the receiver.
+            received: bytes by the rank that they come from.
+        """
         if self.link_gbps:
-            # GB/s are bytes a nanosecond.
-            link.carry_kernel[(1,)](self._links[rank], round(nbytes / self.link_gbps))
+            programs, nanoseconds, peers = carriage(received, self.link_gbps, self.link_per_peer)
+            link.carry_kernel[(programs,)](self._links[rank], nanoseconds, peers)
 
     def idle(self) -> bool:
         """Whether no rank's stream has work left."""
@@ -97,6 +106,17 @@ class Gpu:
         """Wait for the current stream, unless it is being captured."""
         if not torch.cuda.is_current_stream_capturing():
             self.wait([torch.cuda.current_stream(self.index).record_event()], "its stream")
+
+
+def carriage(received: Mapping[int, int], gbps: float, per_peer: bool) -> tuple[int, int, int]:
+    """What a collective takes of the receiver's links: programs of the kernel, nanoseconds, and the peers as bits.
+
+    With links by peer all carry at once, and each is taken for as long as the one with most bytes.
+    """
+    # GB/s are bytes a nanosecond.
+    if not per_peer:
+        return 1, round(sum(received.values()) / gbps), 1
+    return 1 + max(received), round(max(received.values()) / gbps), sum(1 << peer for peer in received)
 
 
 class _HostReads(TorchFunctionMode):
@@ -117,14 +137,12 @@ class _HostReads(TorchFunctionMode):
 
 
 def share_gpu(
-    world: World, link_gbps: float | None, all_outcomes: bool, stack: ExitStack
-) -> Callable[[int, int], None]:
-    """Set a world up for ranks that share the current GPU; returns what charges a collective to a rank's link."""
-    if link_gbps is not None and not link_gbps > 0:
-        raise ArgumentError(f"link_gbps must be above 0, got {link_gbps}")
+    world: World, link_gbps: float | None, link_per_peer: bool, all_outcomes: bool, stack: ExitStack
+) -> Callable[[int, Mapping[int, int]], None]:
+    """Set a world up for ranks that share the current GPU; returns what charges a collective to a rank's links."""
     _provide_queues(world.size)
     _load_cublas()
-    gpu = Gpu(world, link_gbps)
+    gpu = Gpu(world, link_gbps, link_per_peer)
     world.gpu = gpu
     world.switches += [RandomState(world.size, cuda=True), gpu.current]
     world.stuck = lambda: _stuck(world, all_outcomes)

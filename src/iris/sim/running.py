@@ -40,6 +40,7 @@ def run(
     check: str | Sequence[str] = CHECKS,
     on: str = "cpu",
     link_gbps: float | None = None,
+    link_per_peer: bool = False,
     heap_size: int = HEAP_BYTES,
     step_limit: int = STEP_LIMIT,
     loop_limit: int = LOOP_LIMIT,
@@ -57,6 +58,8 @@ def run(
         on: ``"cpu"`` interprets the kernels under the checks; ``"gpu"`` compiles them and runs all ranks on the current
             GPU, each on a stream and with a share of the compute units of its own, without checks.
         link_gbps: with ``on="gpu"``, paces what a rank reads from and writes to its peers to so many GB/s a direction.
+        link_per_peer: that rate is the one of each pair of ranks, whose links carry at once, as between GPUs that are
+            joined one by one; by default it is the one of a rank to all its peers together, as through a switch.
         heap_size: bytes of symmetric heap on each rank; host memory is taken when it is touched.
         step_limit: polls and atomics of all programs after which the run is given up.
         loop_limit: turns of its loops that a program may take without touching memory before the run is given up.
@@ -82,6 +85,7 @@ def run(
         check=check,
         on=on,
         link_gbps=link_gbps,
+        link_per_peer=link_per_peer,
         step_limit=step_limit,
         loop_limit=loop_limit,
     )
@@ -115,6 +119,7 @@ def simulate(
     check: str | Sequence[str] = CHECKS,
     on: str = "cpu",
     link_gbps: float | None = None,
+    link_per_peer: bool = False,
     step_limit: int = STEP_LIMIT,
     loop_limit: int = LOOP_LIMIT,
     all_outcomes: bool = False,
@@ -136,6 +141,10 @@ def simulate(
         raise ArgumentError(f"on must be 'cpu' or 'gpu', got {on!r}")
     if link_gbps is not None and on != "gpu":
         raise ArgumentError("link_gbps paces a real GPU and needs on='gpu'; for a prediction see iris.sim.predict")
+    if link_gbps is not None and not link_gbps > 0:
+        raise ArgumentError(f"link_gbps must be above 0, got {link_gbps}")
+    if link_per_peer and link_gbps is None:
+        raise ArgumentError("link_per_peer needs the rate of a link: give link_gbps")
     _check_number("seed", seed, least=None)
     _check_number("step_limit", step_limit, least=1)
     _check_number("loop_limit", loop_limit, least=1)
@@ -164,7 +173,7 @@ def simulate(
         else:
             from iris.sim.loopback import share_gpu
 
-            hooks["carry"] = share_gpu(world, link_gbps, all_outcomes, stack)
+            hooks["carry"] = share_gpu(world, link_gbps, link_per_peer, all_outcomes, stack)
         distributed = LocalDistributed(world.size, world.rank, world.run_until, **hooks)
         stack.callback(distributed.close)
         world.switches += [kind(world.size) for kind in (Environment, GradMode, Precision, FunctionModes)]

@@ -36,7 +36,7 @@ def mma(a, b, acc, PRECISION: tl.constexpr):
     elif a.dtype != b.dtype:
         return tl.dot(a.to(tl.float16), b.to(tl.float16), acc)
     elif a.dtype.is_fp8():
-        return tl.dot(a, b, acc, max_num_imprecise_acc=32)
+        return tl.dot(a, b, acc, max_num_imprecise_acc=32 if a.shape[1] > 32 else a.shape[1])
     else:
         return tl.dot(a, b, acc, input_precision=PRECISION)
 

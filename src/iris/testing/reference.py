@@ -5,25 +5,39 @@ Floating-point values are computed in float64, integers in int64, which wraps ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
 
 def all_gather_matmul(
-    shards: Sequence[torch.Tensor], b: torch.Tensor, bias: torch.Tensor | None = None, gather_dim: int = 1
+    shards: Sequence[torch.Tensor],
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    gather_dim: int = 1,
+    activation: str = "none",
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``cat(shards, gather_dim) @ b + bias`` in float64.
+    """``act(scale_a * scale_b * cat(shards, gather_dim) @ b + bias)`` in float64.
 
     Args:
         shards: every rank's A, in rank order.
         b: (K, N).
         bias: (N,) or two-dimensional, or None.
         gather_dim: 1 when the shards hold columns of A, 0 when rows.
+        activation: none, relu, gelu or silu.
+        scale_a, scale_b: one element each; None for 1.
     """
     a = torch.cat([shard.to(torch.float64) for shard in shards], dim=gather_dim)
     product = a @ b.to(torch.float64)
-    return product if bias is None else product + bias.to(torch.float64)
+    for scale in (scale_a, scale_b):
+        if scale is not None:
+            product = product * scale.to(torch.float64).reshape(())
+    if bias is not None:
+        product = product + bias.to(torch.float64)
+    return _ACTIVATIONS[activation](product)
 
 
 def all_reduce(inputs: Sequence[torch.Tensor], op: str = "SUM") -> torch.Tensor:
@@ -56,6 +70,13 @@ def all_to_all(inputs: Sequence[torch.Tensor], dim: int = -1) -> list[torch.Tens
     return [torch.cat([pieces[sender][receiver] for sender in range(world)], dim=dim) for receiver in range(world)]
 
 
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": lambda x: x.clamp(min=0),
+    # The complement of erf, because 1 + erf(x) has no digits left where x is far below zero.
+    "gelu": lambda x: x * torch.special.erfc(-x / math.sqrt(2)) / 2,
+    "silu": lambda x: x * torch.sigmoid(x),
+}
 _COMBINE = {
     "SUM": torch.add,
     "AVG": torch.add,

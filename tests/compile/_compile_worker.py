@@ -24,7 +24,6 @@ from _tile_kernels import tiles
 import iris
 from iris import _target
 from iris.device import link
-from iris.device.link import carry_kernel
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops.arguments import Problem
 from iris.ops.choice import fitted, precision
@@ -258,7 +257,9 @@ def paced():
     remote = {"n": "i32", "rank": "i32", "peer": "i32", "bases": "*i64", "BLOCK": 512}
     arguments = {"source": "*fp16", "target": "*fp16", "LOAD": None, "STORE": None} | remote
     yield "paced memory", memory_kernel, arguments, {"num_warps": 4}
-    yield "paced copy", carry_kernel, {"state": "*i64", "nanoseconds": "i32", "peers": "i32"}, {"num_warps": 4}
+    booked = {"state": "*i64", "until": "*i64", "nanoseconds": "i32", "peers": "i32"}
+    yield "paced copy", link.book_kernel, booked, {"num_warps": 4}
+    yield "paced copy, its end", link.await_kernel, {"until": "*i64"}, {"num_warps": 4}
     ticks = {"ticks": "*i64", "nbytes": "i32", "rank": "i32", "peer": "i32", "bases": "*i64"}
     yield "paced charge", charge_kernel, ticks, {"num_warps": 4}
     yield "paced charge of one peer", charge_kernel, ticks | {"rank": 0, "peer": 1}, {"num_warps": 4}

@@ -129,9 +129,13 @@ def body_carry(ctx):
     state = torch.zeros(link.state_words(WORLD), dtype=torch.int64, device=device)
     state[0] = 1
     now, start = clock(device)[0], time.perf_counter()
-    link.carry_kernel[(8,)](state, 2_000_000, 0b10100010)
+    until = torch.full((8,), -1, dtype=torch.int64, device=device)
+    link.book_kernel[(8,)](state, until, 2_000_000, 0b10100010)
+    link.await_kernel[(8,)](until)
     taken = [peer for peer in range(WORLD) if state[line(peer, True, False)].item()]
     assert taken == [1, 5, 7]
+    assert [until[peer].item() for peer in taken] == [state[line(peer, True, False)].item() for peer in taken]
+    assert until.count_nonzero().item() == 3
     assert all(state[line(peer, True, False)].item() >= now + 2000 * ticks_per_us for peer in taken)
     assert state.count_nonzero().item() == 4
     assert time.perf_counter() - start >= 2e-3

@@ -101,18 +101,27 @@ def pace_write(pointer, me, peer, link_context):
 
 
 @triton.jit(do_not_specialize=["nanoseconds", "peers"])
-def carry_kernel(state, nanoseconds, peers):
-    """Take incoming links for some time, for a copy that no kernel of the library makes.
+def book_kernel(state, until, nanoseconds, peers):
+    """Take incoming links for some time, for copies that no kernel of the library makes.
 
     Args:
         state: of the receiving rank.
+        until: int64 for each program: when the link will have carried its copies, for :func:`await_kernel`.
         nanoseconds: for which each of the links is taken.
         peers: a bit for each program that is to take a link: program p that of peer p, or where all peers share one
             link, program 0 that one.
     """
     program = tl.program_id(0)
+    tick = tl.full((), 0, tl.int64)
     if (tl.cast(peers, tl.int64) >> program) & 1 == 1:
         ticks = tl.cast(nanoseconds, tl.int64) * _asm.ticks_per_microsecond() // 1000
-        free = _book(state + (1 + program) * LINE, ticks)
-        while _asm.ticks() < free:
-            pass
+        tick = _book(state + (1 + program) * LINE, ticks)
+    tl.store(until + program, tick)
+
+
+@triton.jit
+def await_kernel(until):
+    """Wait until the links that :func:`book_kernel` took have carried what it booked; as many programs as it had."""
+    tick = tl.load(until + tl.program_id(0))
+    while _asm.ticks() < tick:
+        pass

@@ -29,7 +29,7 @@ class Host:
     current_rank: Callable[[], int]
     wait_until: Callable[[Callable[[], bool], str], None]
     order: Callable[[Sequence[int], str], None]
-    carry: Callable[[int, Mapping[int, int]], None]
+    carry: Callable[[int, Mapping[int, int]], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,12 @@ class Call:
         received: Counter[int] = Counter()
         for t in own:
             received.update({self.ranks[place]: n for place, n in t.carried(len(self.ranks)).items()})
-        if received:
-            self.host.carry(self.ranks[dst], received)
+        arrive = self.host.carry(self.ranks[dst], received) if received else None
         for t in own:
             # copy_ would broadcast a source of another shape.
             t.target.detach().copy_(t.source.detach().reshape(t.target.shape))
+        if arrive is not None:
+            arrive()
 
 
 class Channel:

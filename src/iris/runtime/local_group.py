@@ -35,6 +35,10 @@ from iris.runtime._local_store import LocalStore
 _worlds = itertools.count()
 
 
+def _nothing() -> None:
+    pass
+
+
 class LocalDistributed:
     """State of ``torch.distributed`` of every rank of one in-process world.
 
@@ -46,8 +50,8 @@ class LocalDistributed:
         order: called with the ranks of a call (world ranks, group order) and a description, once all of them have
             posted it and before its data moves, and again when it has moved (one rank moves it for all). Everything
             they issued before comes before everything after.
-        carry: called with a rank and the bytes that it is about to receive, by the rank that they come from; on the
-            receiver's stream for CUDA tensors.
+        carry: called with a rank and the bytes that it is about to receive, by the rank that they come from; what it
+            returns is called when the copies have been issued. Both on the receiver's stream for CUDA tensors.
     """
 
     _entered: ClassVar[LocalDistributed | None] = None
@@ -58,7 +62,7 @@ class LocalDistributed:
         current_rank: Callable[[], int],
         wait_until: Callable[[Callable[[], bool], str], None],
         order: Callable[[Sequence[int], str], None] = lambda ranks, what: None,
-        carry: Callable[[int, Mapping[int, int]], None] = lambda rank, received: None,
+        carry: Callable[[int, Mapping[int, int]], Callable[[], None]] = lambda rank, received: _nothing,
     ):
         self.world_size = world_size
         self._host = Host(current_rank, wait_until, order, carry)

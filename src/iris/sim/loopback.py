@@ -81,16 +81,26 @@ class Gpu:
         """Where the imitated links of a rank keep their state, and their femtoseconds a byte; zeros without them."""
         return (self._links[rank].data_ptr(), round(1e6 / self.link_gbps)) if self.link_gbps else (0, 0)
 
-    def carry(self, rank: int, received: Mapping[int, int]) -> None:
-        """Have the current stream wait for a rank's links to carry what it receives in a collective of PyTorch.
+    def carry(self, rank: int, received: Mapping[int, int]) -> Callable[[], None]:
+        """Take a rank's links, in the current stream, for what PyTorch's copies are about to bring it.
 
         Args:
             rank: the receiver.
             received: bytes by the rank that they come from.
+
+        Returns:
+            To be called when the copies have been issued: the stream then waits until the links have carried them.
         """
-        if self.link_gbps:
-            programs, nanoseconds, peers = carriage(received, self.link_gbps, self.link_per_peer)
-            link.carry_kernel[(programs,)](self._links[rank], nanoseconds, peers)
+        if not self.link_gbps:
+            return _nothing
+        programs, nanoseconds, peers = carriage(received, self.link_gbps, self.link_per_peer)
+        until = torch.empty(programs, dtype=torch.int64, device="cuda")
+        link.book_kernel[(programs,)](self._links[rank], until, nanoseconds, peers)
+
+        def arrive() -> None:
+            link.await_kernel[(programs,)](until)
+
+        return arrive
 
     def idle(self) -> bool:
         """Whether no rank's stream has work left."""
@@ -106,6 +116,10 @@ class Gpu:
         """Wait for the current stream, unless it is being captured."""
         if not torch.cuda.is_current_stream_capturing():
             self.wait([torch.cuda.current_stream(self.index).record_event()], "its stream")
+
+
+def _nothing() -> None:
+    pass
 
 
 def carriage(received: Mapping[int, int], gbps: float, per_peer: bool) -> tuple[int, int, int]:
@@ -138,7 +152,7 @@ class _HostReads(TorchFunctionMode):
 
 def share_gpu(
     world: World, link_gbps: float | None, link_per_peer: bool, all_outcomes: bool, stack: ExitStack
-) -> Callable[[int, Mapping[int, int]], None]:
+) -> Callable[[int, Mapping[int, int]], Callable[[], None]]:
     """Set a world up for ranks that share the current GPU; returns what charges a collective to a rank's links."""
     _provide_queues(world.size)
     _load_cublas()

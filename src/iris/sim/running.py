@@ -163,7 +163,7 @@ def simulate(
         timeout_s=_env.get("IRIS_TIMEOUT"),
     )
     with ExitStack() as stack:
-        hooks: dict[str, Callable[..., None]] = {}
+        hooks: dict[str, Callable[..., Any]] = {}
         if on == "cpu":
             if time is None:
                 watcher = _watch(world, device, resident_programs, checks)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from iris.errors import ArgumentError
 from iris.ops.all_gather_matmul import all_gather_matmul, all_gather_matmul_preamble
+from iris.ops.all_gather_matmul_hbm_buffer import all_gather_matmul_hbm_buffer, all_gather_matmul_hbm_buffer_preamble
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
 from iris.tuning import Plan
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
 
     from iris.runtime.context import Iris
 
-__all__ = ["FusedConfig", "FusedWorkspace", "OpsNamespace", "Plan", "all_gather_matmul", "all_gather_matmul_preamble"]
+__all__ = [
+    "FusedConfig",
+    "FusedWorkspace",
+    "OpsNamespace",
+    "Plan",
+    "all_gather_matmul",
+    "all_gather_matmul_hbm_buffer",
+    "all_gather_matmul_hbm_buffer_preamble",
+    "all_gather_matmul_preamble",
+]
 
 _OPERATIONS = ("all_gather_matmul",)
 

@@ -125,7 +125,46 @@ def test_hidden_communication_takes_the_best_of_each_role():
     assert results["fused"].hidden_pct == 75.0
     assert results["worse"].hidden_pct == -25.0
     assert results["gemm"].hidden_pct is None
+    assert results["fused"].hidden_of_possible_pct is None
     assert results["fused"].speedups == {"sequence": 1.6}
+
+
+def test_nothing_is_hidden_beyond_the_longer_of_the_two():
+    for gather, wanted in ((6.0, 150.0), (3.0, 75.0), (8.0, None)):
+        times = {"gather": gather, "slow gather": 30.0, "gemm": 4.0, "sequence": 8.0, "fused": 5.0}
+        results = {name: Result("b", {}, t, [t], candidate=name) for name, t in times.items()}
+        roles = {"gather": "communication", "slow gather": "communication", "gemm": "compute"}
+        compare(results, [], roles | {"sequence": "communication+compute"})
+        assert results["fused"].hidden_pct == 75.0
+        assert results["fused"].hidden_of_possible_pct == wanted
+        assert results["gather"].hidden_of_possible_pct is None
+
+
+def test_the_times_of_some_ranks_count(measure):
+    @bench.register
+    @bench.axis("num_ranks", [3])
+    def one_works(state, ctx):
+        rank = ctx.get_rank()
+        state.set_timed_ranks([1])
+        state.add_note("rank 1 alone is timed")
+        state.add_counter("takes", "a word")
+        state.exec(lambda: time.sleep(0.03 if rank == 1 else 0.15 * (rank == 2)))
+
+    (result,) = measure(world=3)
+    assert 30 <= result.gpu_time_ms < 150
+    assert len(result.local_times_ms) == 1
+    assert (result.timed_ranks, result.note, result.counters) == ([1], "rank 1 alone is timed", {"takes": "a word"})
+
+    @bench.register
+    @bench.axis("num_ranks", [2])
+    def too_far(state, ctx):
+        state.set_timed_ranks([2])
+        state.exec(lambda: None)
+
+    (result,) = measure("--benchmark_filter=too_far", world=2, fails=True)
+    assert "set_timed_ranks: [2] of 2 ranks" in result.error
+    with pytest.raises(ArgumentError, match="nothing would be timed"):
+        State({}).set_timed_ranks([])
 
 
 def test_a_graph_without_a_gpu_is_said(measure):

@@ -44,15 +44,16 @@ def rows():
         made[-1].speedups = {"torch": 1.0}
         made.append(result(M, "pull", graph=True, n_warmup=25))
         made[-1].take_samples([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]], flops=6e12, nbytes=3e9)
-        made[-1].speedups, made[-1].hidden_pct = {"torch": 1.5}, 62.0
+        made[-1].speedups, made[-1].hidden_pct, made[-1].hidden_of_possible_pct = {"torch": 1.5}, 62.0, 124.0
     made.append(result(1, "pull", skipped=True, skip_reason="no plan, or | none"))
     made.append(result(2, "pull", failure="wrong", error="rank 1: 3 of 16 elements"))
     return made
 
 
 HEADER = ["M", "N", "dtype", "algorithm", "GPU Time (ms)", "Skew %", "BW (GB/s)", "TFLOPS", "k_blocks"]
-HEADER += ["x torch", "hidden %", "min (ms)", "q1-q3 (ms)", "checked"]
-FIRST = ["16", "8", "float16", "torch", "3.000", "33.3", "1000.0", "2000.0", "3", "1.00", "-", "2.000", "2.500-3.500"]
+HEADER += ["x torch", "hidden %", "hidden of possible %", "min (ms)", "q1-q3 (ms)", "checked"]
+FIRST = ["16", "8", "float16", "torch", "3.000", "33.3", "1000.0", "2000.0", "3", "1.00", "-", "-"]
+FIRST += ["2.000", "2.500-3.500"]
 
 
 def test_the_console_table():
@@ -111,12 +112,23 @@ def test_csv_is_read_back():
     assert float(records[1]["gpu_time_ms"]) == 2.0
     assert float(records[1]["speedup_torch"]) == 1.5
     assert float(records[1]["hidden_pct"]) == 62.0
+    assert float(records[1]["hidden_of_possible_pct"]) == 124.0
     assert [r["skipped"] for r in records] == ["False"] * 4 + ["True", "False"]
     assert records[4]["skip_reason"] == "no plan, or | none"
     assert records[5]["error"] == "rank 1: 3 of 16 elements"
     assert {r["devices"] for r in records} == {"NVIDIA H200; NVIDIA H200"}
     assert {r["command"] for r in records} == {WHERE["command"]}
     assert len(records) == 6
+
+
+@pytest.mark.parametrize("format", ["console", "markdown", "csv"])
+def test_an_imitated_link_is_said_to_be_one(format):
+    where = {**WHERE, "emulated_link": "48 GB/s a direction from each peer"}
+    text = report.render(format, rows(), [where])
+    assert "48 GB/s a direction from each peer" in text
+    if format != "csv":
+        assert "link nvlink, EMULATED: 48 GB/s" in text
+        assert "EMULATED" not in report.render(format, rows(), [WHERE])
 
 
 @pytest.mark.parametrize("format", ["console", "markdown", "json", "csv"])

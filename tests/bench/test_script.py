@@ -1,5 +1,6 @@
 """Scripts as users start them: alone, through ``iris bench``, ``iris run`` and with ranks that are processes."""
 
+import argparse
 import csv
 import io
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from iris import bench
 from iris.bench import _options
 from iris.cli import bench as command
 from iris.cli._app import app
@@ -197,5 +199,26 @@ def test_the_example_of_the_page(script):
 def test_the_options_of_the_page_are_those_of_the_parser():
     page = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
     table = page.partition("## Options")[2].partition("VALUES:")[0]
-    wanted = {name for action in _options._parser()._actions for name in action.option_strings} - {"-h", "--help"}
+    wanted = {name for action in _options._parser(None)._actions for name in action.option_strings} - {"-h", "--help"}
     assert set(re.findall(r"--[a-z_]+", table)) - {"--axis_", "--skip_"} == wanted
+
+
+def test_options_of_the_script(capsys, registry):
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--deep", action="store_true", help="look deeper")
+
+    @bench.register
+    def dives(state, ctx):
+        state.add_counter("deep", str(own.parse_known_args(["--deep"])[0].deep))
+        state.exec(lambda: None)
+
+    (result,) = bench.main(["--axis_num_ranks=1", "--deep"], parser=own)
+    assert result.counters == {"deep": "True"}
+    with pytest.raises(SystemExit):
+        bench.main(["--deeper"], parser=own)
+    assert "unrecognized arguments: --deeper" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        bench.main(["--help"], parser=own)
+    said = capsys.readouterr().out
+    assert "look deeper" in said
+    assert "--benchmark_filter" in said

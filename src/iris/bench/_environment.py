@@ -11,6 +11,7 @@ import torch
 import triton
 
 from iris.runtime.links import link_of
+from iris.runtime.local import current_world
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -27,6 +28,7 @@ def environment(ctx: Iris, command: str) -> dict[str, Any]:
         "devices": ctx.exchange.all_gather("benchmark: devices", name),
         "compute_units": ctx.get_cu_count(),
         "link": link_of(ctx),
+        "emulated_link": _emulated(),
         "runtime": ctx.runtime,
         "clock": "gpu" if ctx.target.compiled else "host, interpreted",
         "torch": torch.__version__,
@@ -43,11 +45,22 @@ def describe(environment: dict[str, Any]) -> str:
     devices = environment["devices"]
     names = " and ".join(f"{devices.count(name)} x {name}" for name in sorted(set(devices)))
     ranks = f"{environment['world_size']} rank{'s' * (environment['world_size'] != 1)}"
+    emulated = environment.get("emulated_link")
+    link = environment["link"] + (f", EMULATED: {emulated}" if emulated else "")
     return (
         f"{ranks} ({environment['runtime']}) on {names}, {environment['compute_units']} compute units a rank, link "
-        f"{environment['link']}; Iris {environment['iris']}, torch {environment['torch']}, Triton "
+        f"{link}; Iris {environment['iris']}, torch {environment['torch']}, Triton "
         f"{environment['triton']}, Python {environment['python']}; {environment['date']}"
     )
+
+
+def _emulated() -> str:
+    """The rate of an imitated link, in words; empty without one."""
+    world = current_world()
+    gpu = world.gpu if world is not None else None
+    if gpu is None or not gpu.link_gbps:
+        return ""
+    return f"{gpu.link_gbps:g} GB/s a direction {'from each peer' if gpu.link_per_peer else 'for all peers together'}"
 
 
 def _version() -> str:

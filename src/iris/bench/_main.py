@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shlex
@@ -18,7 +19,7 @@ from iris.bench.declare import NUM_RANKS, registered
 from iris.bench.results import Result, plain
 
 
-def main(argv: Sequence[str] | None = None) -> list[Result]:
+def main(argv: Sequence[str] | None = None, *, parser: argparse.ArgumentParser | None = None) -> list[Result]:
     """Run the benchmarks of the script and show what was measured.
 
     Ranks that a launcher started (``iris run``, also with ``--sim`` or ``--loopback``, or torchrun) measure in place.
@@ -26,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
 
     Args:
         argv: the options; default those of the command line. ``--help`` lists them.
+        parser: of the script's own options, made with ``add_help=False``. They are accepted and listed with the others;
+            the script reads their values itself, with ``parser.parse_known_args()``.
 
     Returns:
         The results, on every rank.
@@ -37,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     benchmarks = registered()
-    options = parse(words, benchmarks)
+    options = parse(words, benchmarks, parser)
     if options.given.benchmark_list:
         _list(options)
         sys.exit(0)

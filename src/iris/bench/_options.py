@@ -43,8 +43,9 @@ each value of num_ranks. The exit code is 0, or 1 when nothing was selected, or 
 class _Parser(argparse.ArgumentParser):
     """Options are written out in full: ``--n`` is no short form."""
 
-    def __init__(self):
+    def __init__(self, own: argparse.ArgumentParser | None):
         super().__init__(
+            parents=[] if own is None else [own],
             description="Runs the benchmarks of this script.",
             epilog=_EPILOG,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -97,14 +98,19 @@ class Options:
         return next((name for suffix, name in _SUFFIXES.items() if out.endswith(suffix)), "console")
 
 
-def parse(argv: Sequence[str], benchmarks: list[BenchmarkDef]) -> Options:
+def parse(argv: Sequence[str], benchmarks: list[BenchmarkDef], own: argparse.ArgumentParser | None = None) -> Options:
     """Read the command line.
+
+    Args:
+        argv: its words.
+        benchmarks: of the script.
+        own: the script's own options.
 
     Raises:
         ArgumentError: a value is malformed, or cannot be.
         SystemExit: an option is unknown, or help was asked for.
     """
-    parser = _parser()
+    parser = _parser(own)
     given, rest = parser.parse_known_args(argv)
     overrides: dict[str, list[Any]] = {}
     skipped: dict[str, list[Any]] = {}
@@ -171,8 +177,8 @@ def _value(word: str) -> Any:
     return word
 
 
-def _parser() -> _Parser:
-    parser = _Parser()
+def _parser(own: argparse.ArgumentParser | None) -> _Parser:
+    parser = _Parser(own)
     add = parser.add_argument
     add("--benchmark_filter", metavar="REGEX", default="", help="run the benchmarks whose name matches; all by default")
     add("--benchmark_list", action="store_true", help="list the benchmarks with their parameters and leave")

@@ -151,11 +151,12 @@ class Sweep:
         for i, (combination, state, runner) in enumerate(ready):
             result = self._result(combination, state, runner.candidate)
             flops, nbytes = runner.candidate.flops, runner.candidate.nbytes
-            samples = [of_rank[i] for of_rank in verdict.values]
+            samples = [of_rank[i] for r, of_rank in enumerate(verdict.values) if r in (state.timed_ranks or [r])]
             result.take_samples(
                 samples, state.flops if flops is None else flops, state.nbytes if nbytes is None else nbytes
             )
-            result.n_warmup, result.graph, result.note = n_warmup, runner.graph is not None, runner.note
+            result.n_warmup, result.graph = n_warmup, runner.graph is not None
+            result.note = "; ".join(filter(None, [*state.notes, runner.note]))
             result.validated = bool(runner.checks)
             found[combination.index, runner.candidate.name] = result
             measured[_label(combination, runner.candidate)] = result
@@ -176,7 +177,11 @@ class Sweep:
                 raise ArgumentError(f"state.validate: there is no candidate {check.candidate!r}; there are {names}")
         facts = {"candidates": names, "checks": len(state.checks), "graph": state.graph}
         counts = {"warm-up": self._warmup(state), "repeat": self._repeat(state)}
-        return {**facts, **counts, "cold cache": self._cold(state), "meeting": self._meeting(state)}
+        beyond = [rank for rank in state.timed_ranks or () if rank >= self.ctx.get_num_ranks()]
+        if beyond:
+            raise ArgumentError(f"state.set_timed_ranks: {beyond} of {self.ctx.get_num_ranks()} ranks")
+        how = {"cold cache": self._cold(state), "meeting": self._meeting(state), "timed ranks": state.timed_ranks}
+        return {**facts, **counts, **how}
 
     def _make_ready(self, state: State, candidate: Candidate) -> tuple[_measure.Runner, tuple[str, str] | None, bool]:
         """A checked candidate; what is wrong with it, as (kind, text); whether the context can still be used."""
@@ -275,6 +280,7 @@ class Sweep:
             cold_cache=self._cold(state) and not self.interpreted,
             meeting=self._meeting(state),
             index=combination.index,
+            timed_ranks=state.timed_ranks,
         )
 
     def _warmup(self, state: State) -> int:

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from iris.errors import ArgumentError
 
 COMPUTE = "compute"
+COMMUNICATION = "communication"
 SEQUENCE = "communication+compute"
-ROLES = (SEQUENCE, COMPUTE)
+ROLES = (SEQUENCE, COMPUTE, COMMUNICATION)
 NUM_RANKS = "num_ranks"
 
 _AXES = "__iris_bench_axes__"
@@ -68,8 +69,8 @@ def axis(
         alternate: measure all values of the axis together, one call of each in turn, so that whatever drifts meets all
             of them alike. Their inputs exist at the same time. One axis of a benchmark may alternate.
         baseline: a value, or a list of values, that the others are compared with.
-        roles: ``"compute"`` and ``"communication+compute"`` for the values that are the computation alone and the
-            two one after the other: the others then say how much of the communication they hide.
+        roles: ``"compute"``, ``"communication"`` and ``"communication+compute"`` for the values that are one of the
+            two alone, and the two one after the other: the others then say how much of the communication they hide.
 
     Raises:
         ArgumentError: what is given cannot be an axis.

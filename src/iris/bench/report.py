@@ -31,10 +31,12 @@ def table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
     baselines = list(dict.fromkeys(name for result in results for name in result.speedups))
     named = any(result.candidate for result in results)
     hidden = any(result.hidden_pct is not None for result in results)
+    possible = any(result.hidden_of_possible_pct is not None for result in results)
     sizes = "num_ranks" not in axes and len({result.world_size for result in results}) > 1
     header = [*axes, *(["ranks"] if sizes else []), *(["candidate"] if named else [])]
     header += ["GPU Time (ms)", "Skew %", "BW (GB/s)", "TFLOPS", *counters]
     header += [f"x {name}" for name in baselines] + (["hidden %"] if hidden else [])
+    header += ["hidden of possible %"] if possible else []
     header += ["min (ms)", "q1-q3 (ms)", "checked"]
     rows = []
     for result in results:
@@ -49,6 +51,7 @@ def table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
         row += [_any(result.counters.get(name)) for name in counters]
         row += [_number(result.speedups.get(name), 2) for name in baselines]
         row += [_number(result.hidden_pct, 0)] if hidden else []
+        row += [_number(result.hidden_of_possible_pct, 0)] if possible else []
         first, _, third = result.quartiles_ms
         row += [_number(result.fastest_ms, 3), f"{first:.3f}-{third:.3f}", "yes" if result.validated else "no"]
         rows.append(row)
@@ -124,8 +127,8 @@ def _csv(results: Sequence[Result], environments: Sequence[dict[str, Any]]) -> s
     counters = list(dict.fromkeys(name for result in results for name in result.counters))
     baselines = list(dict.fromkeys(name for result in results for name in result.speedups))
     facts = list(dict.fromkeys(name for environment in environments for name in environment))
-    own = ["candidate", "q1_ms", "q3_ms", "fastest_ms", "hidden_pct", "failure", "error", "validated", "graph"]
-    own += ["n_warmup", "n_repeat", "cold_cache", "meeting", "note"]
+    own = ["candidate", "q1_ms", "q3_ms", "fastest_ms", "hidden_pct", "hidden_of_possible_pct", "failure", "error"]
+    own += ["validated", "graph", "n_warmup", "n_repeat", "cold_cache", "meeting", "note", "timed_ranks"]
     header = ["benchmark", "world_size", *axes, "gpu_time_ms", "min_time_ms", "skew_pct", "bandwidth_gbps", "tflops"]
     header += [*counters, "skipped", "skip_reason", *own, *(f"speedup_{name}" for name in baselines)]
     header += [name for name in facts if name != "world_size"]
@@ -138,8 +141,9 @@ def _csv(results: Sequence[Result], environments: Sequence[dict[str, Any]]) -> s
         row += [result.gpu_time_ms, result.min_time_ms, result.skew_pct, result.bandwidth_gbps, result.tflops]
         row += [*(plain(result.counters.get(name)) for name in counters), result.skipped, result.skip_reason]
         row += [result.candidate, quartiles[0], quartiles[2], result.fastest_ms, result.hidden_pct]
-        row += [result.failure, result.error, result.validated, result.graph, result.n_warmup, result.n_repeat]
-        row += [result.cold_cache, result.meeting, result.note, *(result.speedups.get(name) for name in baselines)]
+        row += [result.hidden_of_possible_pct, result.failure, result.error, result.validated, result.graph]
+        row += [result.n_warmup, result.n_repeat, result.cold_cache, result.meeting, result.note]
+        row += [_fact(result.timed_ranks), *(result.speedups.get(name) for name in baselines)]
         run = runs.get(result.world_size, {})
         row += [_fact(run.get(name)) for name in facts if name != "world_size"]
         writer.writerow(row)

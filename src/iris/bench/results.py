@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from iris.bench.declare import COMPUTE, SEQUENCE
+from iris.bench.declare import COMMUNICATION, COMPUTE, SEQUENCE
 
 
 @dataclass
@@ -20,13 +20,14 @@ class Result:
     Attributes:
         benchmark_name: the benchmark.
         params: values of its axes.
-        gpu_time_ms: the headline: the median of the rank whose median is largest. None when not measured.
-        local_times_ms: the median of each rank.
+        gpu_time_ms: the headline: the median of the rank whose median is largest, of those in ``timed_ranks``. None
+            when not measured.
+        local_times_ms: the median of each of those ranks.
         min_time_ms: the least of them.
         skew_pct: ``(largest - least) / largest * 100`` of them.
         bandwidth_gbps: bytes of a call / 1e9 / seconds.
         tflops: operations of a call / 1e12 / seconds.
-        counters: numbers that the benchmark added.
+        counters: numbers and words that the benchmark added.
         skipped, skip_reason: whether, and why, the benchmark did not want the combination.
         world_size: number of ranks.
         candidate: its name when the combination has several.
@@ -34,15 +35,18 @@ class Result:
         fastest_ms: the least sample of the slowest rank.
         speedups: for each baseline, its time divided by this one's.
         hidden_pct: ``(sequence - this) / (sequence - compute) * 100``: how much of the communication is hidden.
+        hidden_of_possible_pct: ``(sequence - this) / (sequence - max(compute, communication)) * 100``: of what can be
+            hidden, since nothing ends before the longer of the two.
         failure: ``"wrong"`` or ``"failed"``; empty when measured or skipped.
         error: what was wrong or what failed.
         validated: whether the result was compared with a reference.
         graph: whether replays of a graph were timed.
-        note: what differs from what was asked for.
+        note: what the benchmark says about it, and what differs from what was asked for.
         n_warmup, n_repeat: calls before the measured ones, and measured calls.
         cold_cache: whether caches were emptied before each call.
         meeting: where the ranks met before each call.
         index: place in the output.
+        timed_ranks: the ranks whose times count; None for all.
     """
 
     benchmark_name: str
@@ -53,7 +57,7 @@ class Result:
     skew_pct: float | None = None
     bandwidth_gbps: float | None = None
     tflops: float | None = None
-    counters: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, float | str] = field(default_factory=dict)
     skipped: bool = False
     skip_reason: str = ""
     world_size: int = 1
@@ -62,6 +66,7 @@ class Result:
     fastest_ms: float | None = None
     speedups: dict[str, float] = field(default_factory=dict)
     hidden_pct: float | None = None
+    hidden_of_possible_pct: float | None = None
     failure: str = ""
     error: str = ""
     validated: bool = False
@@ -72,9 +77,10 @@ class Result:
     cold_cache: bool = True
     meeting: str = ""
     index: int = 0
+    timed_ranks: list[int] | None = None
 
     def take_samples(self, samples: Sequence[Sequence[float]], flops: float | None, nbytes: float | None) -> None:
-        """Fill in the times, given the milliseconds of every rank."""
+        """Fill in the times, given the milliseconds of every rank that counts."""
         medians = [statistics.median(own) for own in samples]
         slowest = max(range(len(medians)), key=medians.__getitem__)
         time_ms = medians[slowest]
@@ -114,13 +120,18 @@ def compare(results: dict[str, Result], baselines: Sequence[str], roles: dict[st
     # The fastest of each, so that a slow one does not flatter the others.
     best = {
         role: min((times[name] for name, its in roles.items() if its == role and name in times), default=None)
-        for role in (SEQUENCE, COMPUTE)
+        for role in (SEQUENCE, COMPUTE, COMMUNICATION)
     }
-    sequence, compute = best[SEQUENCE], best[COMPUTE]
+    sequence, compute, communication = best[SEQUENCE], best[COMPUTE], best[COMMUNICATION]
     for name, time_ms in times.items():
         results[name].speedups = {b: times[b] / time_ms for b in baselines if b in times}
-        if name not in roles and sequence is not None and compute is not None and sequence > compute:
+        if name in roles or sequence is None or compute is None:
+            continue
+        if sequence > compute:
             results[name].hidden_pct = (sequence - time_ms) / (sequence - compute) * 100
+        if communication is not None and sequence > max(compute, communication):
+            possible = sequence - max(compute, communication)
+            results[name].hidden_of_possible_pct = (sequence - time_ms) / possible * 100
 
 
 def plain(value: Any) -> Any:

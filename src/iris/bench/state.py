@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -98,7 +98,9 @@ class State:
         self.params = dict(params)
         self.flops: float | None = None
         self.nbytes: float | None = None
-        self.counters: dict[str, float] = {}
+        self.counters: dict[str, float | str] = {}
+        self.notes: list[str] = []
+        self.timed_ranks: list[int] | None = None
         self.warmup: int | None = None
         self.repeat: int | None = None
         self.graph = False
@@ -124,9 +126,19 @@ class State:
         """Bytes that a call moves; gives the column GB/s."""
         self.nbytes = _amount("bytes", nbytes)
 
-    def add_counter(self, name: str, value: float) -> None:
-        """A number of your own, shown in a column of that name."""
+    def add_counter(self, name: str, value: float | str) -> None:
+        """A number or a word of your own, shown in a column of that name."""
         self.counters[str(name)] = value
+
+    def add_note(self, text: str) -> None:
+        """A sentence about the result, shown once below the table."""
+        self.notes.append(text)
+
+    def set_timed_ranks(self, ranks: Sequence[int]) -> None:
+        """Let the times of these ranks alone count; the others take part."""
+        self.timed_ranks = sorted({_count("timed_ranks", rank, 0) for rank in ranks})
+        if not self.timed_ranks:
+            raise ArgumentError("set_timed_ranks: no rank was given, so nothing would be timed")
 
     def set_warmup(self, calls: int) -> None:
         """Calls before the measured ones, after a first one that compiles. ``--n_warmup`` goes before it."""
@@ -181,8 +193,8 @@ class State:
             fn: what is timed.
             preamble_fn: runs before each call, not timed.
             baseline: compare the others with it.
-            role: ``"compute"``, the computation alone, or ``"communication+compute"``, both one after the other; with
-                both roles present, the others say how much of the communication they hide.
+            role: ``"compute"`` or ``"communication"``, one of the two alone, or ``"communication+compute"``, both one
+                after the other; the others then say how much of the communication they hide.
             flops, nbytes: of a call; default those of :meth:`set_flops` and :meth:`set_bytes`.
 
         Raises:

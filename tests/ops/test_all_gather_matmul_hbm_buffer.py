@@ -165,6 +165,7 @@ def body_workspace(ctx):
     ctx.barrier()
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
 def test_a_workspace_serves_what_it_was_made_for(ranks, world):
     ranks(world).run(body_workspace)
 
@@ -234,7 +235,6 @@ def test_a_mistake_of_one_rank_is_known_to_all(ranks):
 
 def test_figures_of_a_trace():
     """Program 0 fetches and multiplies, 1 multiplies and waits twice, 2 did nothing, 3 has a span that did not end."""
-    config = HbmBufferConfig(32, 32, 32, num_fetch_sms=1, num_fetch_stages=2, first_stage_fetch_sms=9)
     rows = [  # event, program, start, duration, die
         (Event.FETCH, 0, 100, 50, 5),
         (Event.COMPUTE, 0, 160, 40, 5),
@@ -250,7 +250,7 @@ def test_figures_of_a_trace():
         name: column.to(torch.int64 if len(name) > 8 else torch.int32)
         for name, column in zip(names, columns, strict=True)
     }
-    data = trace_data(events, config, 4, (100, 70))
+    data = trace_data(events, 4, 1, 3, (5, 7), 2)
     assert data["start"].tolist() == [100, 90, -1, 130]
     assert data["end"].tolist() == [200, 290, -1, 130]
     assert data["wait"].tolist() == [0, 16, 0, 0]
@@ -259,11 +259,11 @@ def test_figures_of_a_trace():
     assert data["xcd"].dtype == torch.int32
     numbers = {name: value for name, value in data.items() if isinstance(value, int)}
     assert numbers == {
-        "grid_size": 4, "num_fetch_sms": 1, "num_fetch_stages": 2, "total_fetch_wgs": 2, "num_m_tiles": 4,
-        "num_tiles_n": 3, "first_stage_fetch_sms": 4, "first_stage_size": 4, "rest_stage_size": 4,
-        "gemm_tiles_per_stage": 6,
+        "grid_size": 4, "num_fetch_sms": 1, "num_fetch_stages": 3, "total_fetch_wgs": 2, "num_m_tiles": 5,
+        "num_tiles_n": 7, "first_stage_fetch_sms": 3, "first_stage_size": 4, "rest_stage_size": 4,
+        "gemm_tiles_per_stage": 14,
     }  # fmt: skip
-    nothing = trace_data({name: column[:0] for name, column in events.items()}, config, 2, (100, 70))
+    nothing = trace_data({name: column[:0] for name, column in events.items()}, 2, 1, 1, (1, 1), 1)
     assert nothing["start"].tolist() == [-1, -1]
 
 
@@ -297,6 +297,6 @@ def body_trace(ctx):
     ctx.barrier()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2])
 def test_trace(ranks, world):
     ranks(world).run(body_trace)

@@ -22,7 +22,7 @@ import torch
 
 from iris._events import Event
 from iris.errors import ArgumentError, IrisError
-from iris.ops._all_gather_matmul_call import OPERATION, Call, checked
+from iris.ops._all_gather_matmul_call import OPERATION, checked
 from iris.ops.all_gather_matmul import all_gather_matmul, all_gather_matmul_preamble, explain
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.workspace import FusedWorkspace
@@ -31,6 +31,7 @@ from iris.runtime import checks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from iris.ops._hbm_buffer import Schedule
     from iris.runtime.context import Iris
 
 _ALGORITHM = "hbm_buffer"
@@ -104,15 +105,17 @@ def all_gather_matmul_hbm_buffer(
         {"fetch_block_m": fetch_block_m, "fetch_block_k": fetch_block_k},
     )  # fmt: skip
     was_on = trace and ctx.tracing.enabled
-    call = _begin_trace(ctx, output_tensor, A_sharded, B, bias, settled) if trace and settled is not None else None
+    schedule = _begin_trace(ctx, output_tensor, A_sharded, B, bias, settled) if trace and settled is not None else None
     workspace = all_gather_matmul(
         ctx, output_tensor, A_sharded, B, bias, async_op, settled, workspace, algorithm=_ALGORITHM
     )
     vars(workspace).pop("trace_data", None)
-    if call is not None and settled is not None:
+    if schedule is not None and settled is not None:
         ctx.synchronize()
-        shape = (call.problem.M, call.problem.N)
-        vars(workspace)["trace_data"] = trace_data(ctx.tracing.events(), settled, call.grid[0], shape)
+        vars(workspace)["trace_data"] = trace_data(
+            ctx.tracing.events(), schedule.grid, schedule.fetchers, schedule.first_fetchers,
+            _tiles(output_tensor, settled), schedule.stage_rows,
+        )  # fmt: skip
         if not was_on:
             ctx.tracing.disable()
     return workspace
@@ -143,15 +146,21 @@ def all_gather_matmul_hbm_buffer_preamble(
 
 
 def trace_data(
-    events: Mapping[str, torch.Tensor], config: HbmBufferConfig, grid: int, shape: tuple[int, int]
+    events: Mapping[str, torch.Tensor],
+    grid: int,
+    fetchers: int,
+    first_fetchers: int,
+    tiles: tuple[int, int],
+    stage: int,
 ) -> dict[str, Any]:
     """What :func:`all_gather_matmul_hbm_buffer` leaves in ``workspace.trace_data``.
 
     Args:
         events: of ``ctx.tracing.events()``; those of other kinds than fetch, compute and wait are left out.
-        config: what the kernel ran with.
         grid: how many programs ran.
-        shape: rows and columns of the output.
+        fetchers, first_fetchers: how many of them fetched to the end, and the first stage.
+        tiles: rows and columns of tiles of the output.
+        stage: rows of tiles of a stage.
     """
     kind = events["event_id"]
     begin, length = events["timestamp"], events["duration_cycles"].clamp(min=0)  # -1 where the span has no end
@@ -163,23 +172,21 @@ def trace_data(
     end.scatter_reduce_(0, program[ours], (begin + length)[ours], "amax", include_self=False)
     waited = torch.zeros(grid, dtype=torch.int64).index_add_(0, program[wait], length[wait])
     xcd = torch.zeros(grid, dtype=torch.int32).scatter_(0, program[ours], events["xcc_id"][ours])
-    tiles_m, tiles_n = -(-shape[0] // config.block_size_m), -(-shape[1] // config.block_size_n)
-    stages = min(config.num_fetch_stages, max(1, tiles_m))
     return {
         "start": start,
         "end": end,
         "wait": waited,
         "xcd": xcd,
         "grid_size": grid,
-        "num_fetch_sms": min(config.num_fetch_sms, grid),
-        "num_fetch_stages": stages,
+        "num_fetch_sms": fetchers,
+        "num_fetch_stages": -(-tiles[0] // stage),
         "total_fetch_wgs": program[fetch].unique().numel(),
-        "num_m_tiles": tiles_m,
-        "num_tiles_n": tiles_n,
-        "first_stage_fetch_sms": min(config.first_stage_fetch_sms, grid),
+        "num_m_tiles": tiles[0],
+        "num_tiles_n": tiles[1],
+        "first_stage_fetch_sms": first_fetchers,
         "first_stage_size": grid,
         "rest_stage_size": grid,
-        "gemm_tiles_per_stage": -(-tiles_m // stages) * tiles_n,
+        "gemm_tiles_per_stage": stage * tiles[1],
     }
 
 
@@ -248,22 +255,26 @@ def _output(ctx: Iris, a: Any, b: Any) -> torch.Tensor | None:
     return torch.empty((a.shape[0], b.shape[1]), dtype=dtype, device=ctx.get_device())
 
 
-def _begin_trace(ctx: Iris, out: Any, a: Any, b: Any, bias: Any, config: HbmBufferConfig) -> Call | None:
-    """The call, with buffers for its events; None for tensors that the operation refuses."""
+def _begin_trace(ctx: Iris, out: Any, a: Any, b: Any, bias: Any, config: HbmBufferConfig) -> Schedule | None:
+    """The numbers of the call, with buffers for its events; None for what the operation refuses."""
     members = ctx.resolve_group(None)
     try:
         call = checked(ctx, members, out, a, b, bias, "none", (None, None), _ALGORITHM, config, 1, None)
     except IrisError:
         return None
-    problem, parts = call.problem, members.size - 1
-    rows = -(-problem.M // config.block_size_m)
-    columns = -(-problem.N // config.block_size_n)
-    groups = -(-a.shape[1] // (config.block_size_k * config.k_per_flag))
-    # A span for each piece that is fetched and each tile, and a wait for each piece that a tile needs. Tiles that are
-    # divided among programs have some more.
-    needed = rows * groups * parts * (1 + columns) + 2 * rows * columns + 64 * call.grid[0]
+    schedule, (rows, columns) = call.schedule, _tiles(out, config)
+    assert schedule is not None
+    pieces = rows * -(-a.shape[1] // (config.block_size_k * config.k_per_flag)) * (members.size - 1)
+    # A span for each piece that is fetched and each piece of work on the output, and a wait for each piece of A that a
+    # tile needs, twice where a tile is divided between two groups.
+    work = schedule.whole + (rows * columns - schedule.whole) * schedule.splits
+    needed = pieces * (1 + columns) + 2 * work
     if ctx.tracing.enabled and ctx.tracing.max_events >= needed:
         ctx.tracing.reset()
     else:
         ctx.tracing.enable(needed)
-    return call
+    return schedule
+
+
+def _tiles(out: torch.Tensor, config: HbmBufferConfig) -> tuple[int, int]:
+    return -(-out.shape[0] // config.block_size_m), -(-out.shape[1] // config.block_size_n)

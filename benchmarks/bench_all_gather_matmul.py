@@ -1,154 +1,150 @@
-"""all_gather_matmul: every algorithm against PyTorch's all-gather + matmul, in one run.
+"""all_gather_matmul: every algorithm against PyTorch's all-gather and matmul, checked and in turns.
 
-    iris run -n 2 benchmarks/bench_all_gather_matmul.py --m 16,128,1024 --n 3584 --k 8192 --dtype fp16
+    python benchmarks/bench_all_gather_matmul.py --axis_num_ranks=2,4,8 --benchmark_out ag_mm.json --plot plots
+    iris run -n 2 benchmarks/bench_all_gather_matmul.py --axis_num_ranks=2 --axis_M=16,128 --axis_gather_dim=0
+    iris run --loopback --link-gbps 370 -n 8 benchmarks/bench_all_gather_matmul.py --axis_num_ranks=8 --alone
+    iris run --loopback --link-gbps 48 --link-per-peer -n 8 benchmarks/bench_all_gather_matmul.py --alone --regression
 
-Each result is compared with float64 before anything is timed. Candidates take turns within each sample, so drifts of
-the clock meet all of them; a figure is the median over samples on the slowest rank. ``host`` is what a call costs the
-host without the launches of its kernels.
+Rows: ``torch`` gathers and multiplies with PyTorch, ``torch_fused`` is PyTorch's operation over symmetric memory, and
+``matmul``, ``own matmul`` (the library's kernel with one rank) and ``gather`` are the two parts alone. The rest are
+algorithms of the library; ``auto`` leaves the choice to it. ``hidden %`` compares with the better one of the two
+multiplications, ``hidden of possible %`` with the longer one of multiplication and gather. ``BW`` is what a rank
+receives, by time.
+
+Inputs are random. Of each result a sample of rows and columns, some of every rank's part, is compared with float64, and
+the rest must have been written. No rank meets another on the host within what is timed, and caches are emptied before
+each call.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import statistics
+import os
 import sys
-import time
+from pathlib import Path
 
 import torch
-import triton
+from _all_gather_matmul import (
+    AUTO,
+    GATHER,
+    MATMUL,
+    OWN_MATMUL,
+    TORCH,
+    TORCH_FUSED,
+    Operands,
+    Refused,
+    Shape,
+    host_microseconds,
+    shared,
+    way,
+)
+from _all_gather_matmul_alone import Alone
 
-import iris
-from iris.errors import IrisError
-from iris.runtime import launch
-from iris.testing.numeric import assert_close, random_tensor
-from iris.testing.reference import all_gather_matmul as reference
+from iris import bench
 
-SLEEP_CYCLES = 20_000_000  # about 10 ms
+REGRESSION = Path(__file__).with_name("all_gather_matmul_regression_shapes.json")
+ROLES = {TORCH: "communication+compute", MATMUL: "compute", OWN_MATMUL: "compute", GATHER: "communication"}
+STAGED = ["hbm_buffer", "copy_engine", AUTO]
+COUNTED = ("pull", "hbm_buffer")  # whose host time is that of a launch, which can be left out
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-def numbers(text):
-    return [int(word) for word in text.split(",")]
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--m", type=numbers, default=[1, 16, 64, 128, 256, 1024, 4096], help="rows of A, a list")
-    parser.add_argument("--n", type=int, default=3584, help="columns of B")
-    parser.add_argument("--k", type=int, default=8192, help="columns of A over all ranks")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp16")
-    parser.add_argument("--gather-dim", type=int, choices=(0, 1), default=1)
-    parser.add_argument("--samples", type=int, default=30)
-    parser.add_argument("--json", help="also write the figures to this file")
-    return parser.parse_args()
-
-
-def timed(ctx, call):
-    """Milliseconds of one call on the device, or on the host's clock without one."""
-    if ctx.get_device().type != "cuda":
-        start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e3
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    # The GPU sleeps until every rank has issued all of it, and the ranks then start together: what is timed has nothing
-    # of the host, which in loopback serves one rank after the other.
-    torch.cuda._sleep(SLEEP_CYCLES)
-    ctx.device_barrier()
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end)
+OWN = argparse.ArgumentParser(add_help=False)
+OWN.add_argument(
+    "--alone",
+    action="store_true",
+    help="time rank 0 alone, with the whole card, the others stand in; for ranks in one process (iris run --loopback)",
+)
+OWN.add_argument("--regression", action="store_true", help="the shapes of all_gather_matmul_regression_shapes.json")
+OWN.add_argument("--host_cost", action="store_true", help="add a column: microseconds of the host in a call")
 
 
-def host_microseconds(call, repeats=300):
-    """Microseconds of the host in one call, the launch itself left out."""
-    real, launch.start = launch.start, lambda *args, **kwargs: None
+def compared(algorithms):
+    """The axis of what is measured in turns."""
+    values = [TORCH, *algorithms, *(name for name in ROLES if name != TORCH)]
+    return bench.axis("algorithm", values, alternate=True, baseline=TORCH, roles=ROLES)
+
+
+@bench.register
+@bench.axis("num_ranks", [2, 4, 8])
+@bench.axis("M", [1024, 4096, 16384])
+@bench.axis("N", [3584])
+@bench.axis("K", [8192])
+@bench.axis("dtype", [torch.float16])
+@bench.axis("gather_dim", [1])
+@compared(["pull", *STAGED, TORCH_FUSED])
+def all_gather_matmul(state, ctx):
+    """(M, K) @ (K, N), A sharded along K (gather_dim 1) or M (0)."""
+    measure(state, ctx, Shape(*(state[name] for name in ("M", "N", "K", "dtype", "gather_dim"))))
+
+
+def declare_regression():
+    """A benchmark for each number of ranks that has published shapes."""
+    published = json.loads(REGRESSION.read_text())["shapes"]
+    for num_ranks in sorted({entry["num_ranks"] for entry in published}):
+        shapes = {f"{e['M']}x{e['N']}x{e['K']}": e for e in published if e["num_ranks"] == num_ranks}
+
+        def regression(state, ctx, shapes=shapes):
+            """Published shapes, MxNxK, A sharded along K."""
+            entry = shapes[state["shape"]]
+            for name in ("speedup", "tflops"):
+                state.add_counter(f"published {name}", entry[name] if entry[name] is not None else "-")
+            measure(state, ctx, Shape(entry["M"], entry["N"], entry["K"], state["dtype"], 1))
+
+        regression.__name__ = regression.__qualname__ = f"regression_{num_ranks}_ranks"
+        for axis in (compared(STAGED), bench.axis("dtype", [torch.float16]), bench.axis("shape", list(shapes))):
+            regression = axis(regression)
+        bench.register(bench.axis("num_ranks", [num_ranks])(regression))
+
+
+def measure(state, ctx, shape):
+    """Hand one algorithm for one problem over."""
+    given, algorithm = OWN.parse_known_args()[0], state["algorithm"]
+    if given.alone and ctx.runtime == "gpu":
+        state.skip("--alone is for ranks in one process: iris run --loopback")
+    trouble = shape.trouble(ctx, given.alone)
+    if trouble:
+        state.skip(trouble)
     try:
-        for _ in range(20):
-            call()
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - start) / repeats * 1e6
-    finally:
-        launch.start = real
-
-
-def measure(ctx, options, M):
-    """One row: {name: milliseconds on the slowest rank}, and what the operation chose by itself."""
-    rank, world, device, dtype = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device(), DTYPES[options.dtype]
-    shape = (M, options.k // world) if options.gather_dim == 1 else (M // world, options.k)
-    shards = [random_tensor(shape, dtype, seed=M, rank=r) for r in range(world)]
-    b_host = random_tensor((options.k, options.n), dtype, seed=M + 1, rank=0)
-    a, b = ctx.as_symmetric(shards[rank].to(device)), b_host.to(device)
-    out = torch.empty((M, options.n), dtype=dtype, device=device)
-    whole = torch.cat(shards, dim=options.gather_dim).to(device)
-    rows = torch.linspace(0, M - 1, min(M, 64)).long()
-    want = reference([torch.cat(shards, dim=options.gather_dim)[rows]], b_host)
-
-    def run(algorithm):
-        return lambda: ctx.ops.all_gather_matmul(out, a, b, algorithm=algorithm, gather_dim=options.gather_dim)
-
-    calls = {"matmul alone": lambda: torch.matmul(whole, b, out=out)}
-    for algorithm in ("torch", "pull"):
-        out.fill_(float("nan"))
-        run(algorithm)()
-        ctx.synchronize()
-        assert_close(out.cpu()[rows], want, dtype, k=options.k)
-        calls[algorithm] = run(algorithm)
-    samples = {name: [] for name in calls}
-    for turn in range(options.samples + 3):
-        for name, call in calls.items():
-            ctx.barrier()
-            elapsed = timed(ctx, call)
-            if turn >= 3:
-                samples[name].append(elapsed)
-    mine = {name: statistics.median(values) for name, values in samples.items()}
-    everyone = ctx.exchange.all_gather("benchmark", mine)
-    slowest = {name: max(theirs[name] for theirs in everyone) for name in mine}
-    host = max(ctx.exchange.all_gather("benchmark", host_microseconds(run("pull"))))
-    plan = ctx.ops.explain("all_gather_matmul", out, a, b, gather_dim=options.gather_dim)
-    ctx.barrier()
-    return {"M": M, **slowest, "host us": host, "chosen": plan.algorithm}
+        if given.alone:
+            alone = shared(ctx, shape, lambda: Alone(ctx, shape))
+            found = alone.way(ctx, algorithm)
+            state.set_timed_ranks([0])
+            state.add_note(
+                f"Rank 0 alone is timed, with all {alone.units} compute units; peers have said beforehand that their "
+                "inputs may be read. torch and gather copy within the card while the link, if one is imitated, carries"
+            )
+        else:
+            found = way(ctx, shared(ctx, shape, lambda: Operands(ctx, shape)), algorithm)
+    except Refused as refused:
+        state.skip(str(refused))
+    if algorithm != GATHER:
+        state.set_flops(shape.flops)
+    if algorithm not in (MATMUL, OWN_MATMUL):
+        rows, columns = shape.shard(ctx.get_num_ranks())
+        state.set_bytes((ctx.get_num_ranks() - 1) * rows * columns * shape.dtype.itemsize)
+    if found.takes:
+        state.add_counter("takes", found.takes)
+    if found.note:
+        state.add_note(found.note)
+    if given.host_cost and not given.alone and algorithm in COUNTED:
+        state.add_counter("host us", host_microseconds(ctx, found.call))
+    if ctx.target.compiled:
+        state.set_warmup(3)
+        state.set_repeat(15)
+    for result, want, k in found.results:
+        state.validate(result, want, dtype=shape.dtype, k=max(1, k), bitwise=k == 0)
+    state.exec(found.call, preamble_fn=found.prepare)
 
 
 def main():
-    options = arguments()
-    ctx = iris.iris(4 * max(options.m) * options.k + (8 << 20))
-    on_gpu = ctx.get_device().type == "cuda"
-    machine = torch.cuda.get_device_name() if on_gpu else f"{platform.processor() or platform.machine()} (interpreter)"
-    head = (
-        f"{ctx.get_num_ranks()} ranks on {machine}, {ctx.get_cu_count()} compute units a rank; "
-        f"torch {torch.__version__}, "
-        f"Triton {triton.__version__}, Python {platform.python_version()}; N={options.n}, K={options.k}, "
-        f"{options.dtype}, gather_dim={options.gather_dim}; {time.strftime('%Y-%m-%d')}"
-    )
-    rows = []
-    if ctx.get_rank() == 0:
-        print(head, "\n")
-        print("| M | matmul alone ms | torch ms | pull ms | pull is faster by | host us | chosen |")
-        print("|---|---|---|---|---|---|---|", flush=True)
-    for M in options.m:
-        try:
-            row = measure(ctx, options, M)
-        except IrisError as error:
-            if ctx.get_rank() == 0:
-                print(f"M={M} failed: {error}", file=sys.stderr, flush=True)
-            raise
-        rows.append(row)
-        if ctx.get_rank() == 0:
-            print(
-                f"| {M} | {row['matmul alone']:.3f} | {row['torch']:.3f} | {row['pull']:.3f} | "
-                f"{row['torch'] / row['pull']:.2f}x | {row['host us']:.0f} | {row['chosen']} |",
-                flush=True,
-            )
-    if options.json and ctx.get_rank() == 0:
-        with open(options.json, "w") as file:
-            json.dump({"machine": head, "command": sys.argv, "rows": rows}, file, indent=1)
+    given = OWN.parse_known_args()[0]
+    words = []
+    if given.alone:
+        os.environ["IRIS_CHECK"] = "off"  # the ranks do not make the same calls
+    if given.regression:
+        declare_regression()
+        words = ["--benchmark_filter=^regression"]
+    bench.main([*words, *sys.argv[1:]], parser=OWN)
 
 
 if __name__ == "__main__":

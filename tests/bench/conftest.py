@@ -90,3 +90,9 @@ def script(tmp_path):
         return Script(path)
 
     return write
+
+
+@pytest.fixture
+def own_script():
+    """A script of the folder benchmarks, by name."""
+    return lambda name: Script(ROOT / "benchmarks" / name)

@@ -282,7 +282,7 @@ def test_the_order_of_things_on_a_gpu(monkeypatch):
     def of_b(kept):
         return ["barrier", "prepare b", "barrier", kept, "b", "synchronize"]
 
-    first = ["barrier", "prepare a", "a", "synchronize", "barrier", "prepare b", "b", "synchronize"]
+    first = [step for x in "ab" for step in ("barrier", f"prepare {x}", "barrier", x, "synchronize")]
     warming = [*of_a(200, "warm up"), *of_b("warm up"), *of_a(6000, "warm up"), *of_b("warm up")]
     assert gpu.log == [*first, *warming, *(of_a(6000, "keep") + of_b("keep")) * 3, "barrier"]
 

@@ -107,6 +107,7 @@ def sample(
     for i, runner in enumerate(runners):
         doing(i)
         _prepare(ctx, runner)
+        ctx.barrier()
         runner.call()
         ctx.synchronize()
     for turn in range(n_warmup + n_repeat):

@@ -1,0 +1,347 @@
+"""What bench_all_gather_matmul.py times: the tensors of a problem, and the ways to gather A and multiply."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from iris import _env
+from iris.errors import ArgumentError, UnsupportedError
+from iris.runtime import launch
+
+MATMUL, OWN_MATMUL, GATHER = "matmul", "own matmul", "gather"
+TORCH, TORCH_FUSED, AUTO = "torch", "torch_fused", "auto"
+_ROWS, _COLUMNS = 64, 128  # of the output that are compared with float64
+_CHECKED_AT_ONCE = 1 << 28  # elements
+# PyTorch 2.13 renamed it.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Refused(Exception):
+    """A way that does not exist here; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One problem: ``(M, K) @ (K, N)``, A sharded along K (``gather_dim`` 1) or M (0)."""
+
+    M: int
+    N: int
+    K: int
+    dtype: torch.dtype
+    gather_dim: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.M * self.N * self.K
+
+    def shard(self, world_size: int) -> tuple[int, int]:
+        """Shape of a rank's part of A."""
+        if self.gather_dim == 1:
+            return self.M, self.K // world_size
+        return self.M // world_size, self.K
+
+    def trouble(self, ctx: Any, alone: bool) -> str:
+        """Why the problem cannot be measured here; empty when it can. The same on every rank."""
+        world = ctx.get_num_ranks()
+        name, extent = ("K", self.K) if self.gather_dim == 1 else ("M", self.M)
+        if extent % world:
+            return f"{name}={extent} is no multiple of {world} ranks"
+        itemsize = self.dtype.itemsize
+        shard, heap = math.prod(self.shard(world)) * itemsize, ctx.heap.total_bytes
+        if shard > 0.9 * heap:
+            return f"a shard of A takes {_gib(shard)} of a heap of {_gib(heap)}: give --heap_size"
+        a, b, out = self.M * self.K * itemsize, self.K * self.N * itemsize, self.M * self.N * itemsize
+        # Gathered A, a place to gather it to, a staging buffer; PyTorch's way makes two of its own, alone a second out.
+        wanted = 3 * a + b + out + (out if alone else 2 * a)
+        there = _memory(ctx, alone)
+        return f"it takes about {_gib(wanted)} a rank, and {_gib(there)} are there" if wanted > there else ""
+
+
+class Operands:
+    """The tensors of a problem on one rank, which all ways share.
+
+    Attributes:
+        a: the own shard, on the symmetric heap. b: B. out: the output. whole: A of all ranks.
+        scratch: where A is gathered to.
+        rows, columns: of the output that are compared; every rank's part of A has some.
+        want: what they must be, in float64.
+    """
+
+    def __init__(self, ctx: Any, shape: Shape):
+        self.shape = shape
+        rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
+        self.whole = torch.empty((shape.M, shape.K), dtype=shape.dtype, device=device)
+        self.a = own_shard(ctx, shape)
+        for owner in range(world):
+            self.part(self.whole, owner, world).copy_(self.a if owner == rank else random(ctx, shape, owner))
+        self.b = random(ctx, shape)
+        self.out = torch.empty((shape.M, shape.N), dtype=shape.dtype, device=device)
+        self.scratch = torch.empty_like(self.whole)
+        parts = world if shape.gather_dim == 0 else 1
+        within = spread(shape.M // parts, -(-_ROWS // parts))
+        self.rows = (torch.arange(parts)[:, None] * (shape.M // parts) + within).flatten().to(device)
+        self.columns = spread(shape.N, _COLUMNS).to(device)
+        self.want = self.whole[self.rows].cpu().double() @ self.b[:, self.columns].cpu().double()
+
+    def part(self, whole: torch.Tensor, owner: int, world: int) -> torch.Tensor:
+        """The place of a rank's shard in a gathered A."""
+        return whole.chunk(world, dim=self.shape.gather_dim)[owner]
+
+    def sample(self, product: torch.Tensor | None = None) -> torch.Tensor:
+        """The elements of a product that are compared; default those of ``out``."""
+        product = self.out if product is None else product
+        return product[self.rows][:, self.columns].cpu()
+
+    def unwritten(self) -> torch.Tensor:
+        """How many elements of ``out`` are NaN, as it was before the call."""
+        chunks = self.out.split(max(1, _CHECKED_AT_ONCE // self.shape.N))
+        return torch.tensor([sum(int(chunk.isnan().sum()) for chunk in chunks)])
+
+
+def spread(extent: int, count: int) -> torch.Tensor:
+    """At most ``count`` indices below ``extent``, the first and the last among them."""
+    return torch.linspace(0, extent - 1, min(extent, count)).long()
+
+
+def random(ctx: Any, shape: Shape, owner: int | None = None) -> torch.Tensor:
+    """Random values: a rank's shard, or B. Made on the device, since large ones take the host minutes."""
+    size = (shape.K, shape.N) if owner is None else shape.shard(ctx.get_num_ranks())
+    generator = torch.Generator(ctx.get_device()).manual_seed(1 if owner is None else 1000 + owner)
+    return torch.randn(size, dtype=shape.dtype, device=ctx.get_device(), generator=generator)
+
+
+def own_shard(ctx: Any, shape: Shape) -> torch.Tensor:
+    return ctx.as_symmetric(random(ctx, shape, ctx.get_rank()))
+
+
+_latest: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def shared(ctx: Any, key: Any, make: Callable[[], Any]) -> Any:
+    """What ``make()`` gives, kept until a context asks for another key: candidates of a problem share their tensors."""
+    if ctx not in _latest or _latest[ctx][0] != key:
+        _latest.pop(ctx, None)
+        _latest[ctx] = key, make()
+    return _latest[ctx][1]
+
+
+@dataclass
+class Way:
+    """One way to do it.
+
+    Attributes:
+        call: what is timed.
+        prepare: runs before each call, not timed.
+        results: (result, reference, k) that must agree after a call: products with sums of k, 0 for every bit. Results
+            are functions.
+        takes: the algorithm, where it was left to the library.
+        note: what is to be said about it.
+    """
+
+    call: Callable[[], Any]
+    prepare: Callable[[], Any]
+    results: list[tuple[Callable[[], torch.Tensor], torch.Tensor, int]]
+    takes: str = ""
+    note: str = ""
+
+
+def product(work: Operands, call: Callable[[], Any], **more: Any) -> Way:
+    """A way that multiplies into ``out``."""
+    return Way(
+        call,
+        lambda: work.out.fill_(math.nan),
+        [(work.sample, work.want, work.shape.K), (work.unwritten, torch.zeros(1, dtype=torch.int64), 0)],
+        **more,
+    )
+
+
+def matmul(work: Operands) -> Way:
+    """PyTorch's matmul of the gathered A."""
+    return product(work, lambda: torch.matmul(work.whole, work.b, out=work.out))
+
+
+def own_matmul(ctx: Any, work: Operands) -> Way:
+    """The library's kernel with nothing to gather."""
+    options = {"algorithm": "hbm_buffer", "group": [ctx.get_rank()], "gather_dim": work.shape.gather_dim}
+    explained(ctx, work.out, work.whole, work.b, **options)
+    return product(work, lambda: ctx.ops.all_gather_matmul(work.out, work.whole, work.b, **options))
+
+
+def fetch(ctx: Any, work: Operands, carry: Callable[[int, dict[int, int]], Callable[[], None]] | None = None) -> None:
+    """Copy the peers' shards to ``scratch``, each rank from the next one first. ``carry`` takes an imitated link."""
+    rank, world, nbytes = ctx.get_rank(), ctx.get_num_ranks(), work.a.nbytes
+    peers = [(rank + step) % world for step in range(1, world)]
+    arrive = None if carry is None or not peers else carry(rank, dict.fromkeys(peers, nbytes))
+    for peer in peers:
+        address = ctx.heap.translate(work.a.data_ptr(), rank, peer)
+        theirs = ctx.heap.region.tensor(address, nbytes, None).view(work.shape.dtype).view(work.a.shape)
+        work.part(work.scratch, peer, world).copy_(theirs)
+    if arrive is not None:
+        arrive()
+
+
+def emptied(ctx: Any, work: Operands) -> None:
+    """Put ``scratch`` into its state before copies: the own shard is there."""
+    work.scratch.fill_(math.nan)
+    work.part(work.scratch, ctx.get_rank(), ctx.get_num_ranks()).copy_(work.a)
+
+
+def copied_gather(ctx: Any, work: Operands, call: Callable[[], Any], **more: Any) -> Way:
+    """A way that gathers A into ``scratch`` by copies."""
+
+    def gathered() -> torch.Tensor:
+        return work.scratch[work.rows].cpu()
+
+    return Way(call, lambda: emptied(ctx, work), [(gathered, work.whole[work.rows].cpu(), 0)], **more)
+
+
+def copied_product(ctx: Any, work: Operands, copies: Callable[[], Any], **more: Any) -> Way:
+    """A way that copies A into ``scratch`` and multiplies then."""
+
+    def call() -> None:
+        copies()
+        torch.matmul(work.scratch, work.b, out=work.out)
+
+    way = product(work, call, **more)
+    poison = way.prepare
+    way.prepare = lambda: (poison(), emptied(ctx, work))
+    return way
+
+
+def gather(ctx: Any, work: Operands) -> Way:
+    """PyTorch's all-gather alone."""
+    if _carries(ctx):
+        flat, shape, rows, world = work.scratch.view(-1), work.shape, work.rows, ctx.get_num_ranks()
+
+        def gathered() -> torch.Tensor:
+            if shape.gather_dim == 0:
+                return work.scratch[rows].cpu()
+            return flat.view(world, shape.M, -1)[:, rows].transpose(0, 1).reshape(len(rows), shape.K).cpu()
+
+        def call() -> None:
+            _all_gather(flat, work.a.view(-1))
+
+        return Way(call, lambda: work.scratch.fill_(math.nan), [(gathered, work.whole[rows].cpu(), 0)])
+    return copied_gather(ctx, work, lambda: _fetch_after_meeting(ctx, work), note=_COPIES)
+
+
+def sequence(ctx: Any, work: Operands) -> Way:
+    """PyTorch's all-gather, then its matmul."""
+    if _carries(ctx):
+        return ours(ctx, work, TORCH)
+    return copied_product(ctx, work, lambda: _fetch_after_meeting(ctx, work), note=_COPIES)
+
+
+_COPIES = (
+    "torch and gather meet on the device and copy the shards between the ranks' memories: gloo would take them through "
+    "the host"
+)
+
+
+def _fetch_after_meeting(ctx: Any, work: Operands) -> None:
+    ctx.device_barrier()
+    fetch(ctx, work)
+
+
+def _carries(ctx: Any) -> bool:
+    """Whether torch.distributed moves tensors of the device without the host."""
+    if ctx.runtime != "gpu" or ctx.get_num_ranks() == 1:
+        return True
+    return dist.group.WORLD._get_backend(ctx.get_device()).name() != "gloo"  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def ours(ctx: Any, work: Operands, algorithm: str) -> Way:
+    """The library's operation."""
+    options = {"algorithm": None if algorithm == AUTO else algorithm, "gather_dim": work.shape.gather_dim}
+    plan = explained(ctx, work.out, work.a, work.b, **options)
+    way = product(work, lambda: ctx.ops.all_gather_matmul(work.out, work.a, work.b, **options))
+    way.takes = plan.algorithm if algorithm == AUTO else ""
+    return way
+
+
+def torch_fused(ctx: Any, work: Operands) -> Way:
+    """PyTorch's fused operation over its symmetric memory."""
+    if ctx.runtime != "gpu" or ctx.get_num_ranks() == 1:
+        raise Refused(f"PyTorch has it for processes with GPUs; this is the {ctx.runtime} runtime")
+    if work.shape.gather_dim == 1:
+        raise Refused("PyTorch has it for A sharded along M only: --axis_gather_dim=0")
+    if not hasattr(torch.ops.symm_mem, "fused_all_gather_matmul"):
+        raise Refused(f"torch {torch.__version__} does not have it")
+    name = dist.group.WORLD.group_name  # pyright: ignore[reportOptionalMemberAccess]
+    returned: list[torch.Tensor] = []
+
+    def call() -> None:
+        _, products = torch.ops.symm_mem.fused_all_gather_matmul(work.a, [work.b], 0, name)
+        returned[:] = products
+
+    try:
+        call()
+        ctx.synchronize()
+    except RuntimeError as error:
+        raise Refused(f"PyTorch refuses: {error}".splitlines()[0]) from error
+    return Way(call, returned.clear, [(lambda: work.sample(returned[0]), work.want, work.shape.K)])
+
+
+def way(ctx: Any, work: Operands, algorithm: str) -> Way:
+    """The way of that name.
+
+    Raises:
+        Refused: says why it does not exist here.
+    """
+    known = {MATMUL: lambda: matmul(work), OWN_MATMUL: lambda: own_matmul(ctx, work), GATHER: lambda: gather(ctx, work)}
+    known |= {TORCH: lambda: sequence(ctx, work), TORCH_FUSED: lambda: torch_fused(ctx, work)}
+    return known[algorithm]() if algorithm in known else ours(ctx, work, algorithm)
+
+
+def explained(ctx: Any, *tensors: torch.Tensor, **options: Any) -> Any:
+    """The library's plan.
+
+    Raises:
+        Refused: the library's own reason.
+    """
+    try:
+        return ctx.ops.explain("all_gather_matmul", *tensors, **options)
+    except (ArgumentError, UnsupportedError) as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+def host_microseconds(ctx: Any, call: Callable[[], Any], repeats: int = 300) -> float:
+    """Microseconds of the host in one call, the launch of its kernel left out. Collective."""
+    call()
+    ctx.barrier()
+    real, launch.start = launch.start, lambda *args, **kwargs: None
+    try:
+        for _ in range(20):
+            call()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) / repeats * 1e6
+    finally:
+        launch.start = real
+
+
+def _memory(ctx: Any, alone: bool) -> float:
+    """Bytes that a rank may take beside its heap. The same on every rank."""
+    world, on_gpu = ctx.get_num_ranks(), ctx.get_device().type == "cuda"
+    if on_gpu:
+        total = torch.cuda.get_device_properties(ctx.get_device()).total_memory
+    else:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    sharing = (_env.get("IRIS_RANKS_PER_GPU") or 1) if ctx.runtime == "gpu" else world
+    # The host's memory is taken when it is touched, a GPU's when the heap is made.
+    heaps = sharing * ctx.heap.total_bytes if on_gpu else 0
+    return (0.92 * total - heaps) / (1 if alone else sharing)
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"

@@ -45,6 +45,11 @@ class Target:
         """Whether kernels are compiled for this target; False for the interpreter."""
         return self.vendor != "cpu"
 
+    @property
+    def descriptors(self) -> bool:
+        """Whether the target has a unit that copies tiles of a tensor to shared memory by a descriptor."""
+        return self.vendor == "nvidia" and int(self.arch.removeprefix("sm_").rstrip("a")) >= 90
+
     def gpu_target(self):
         """The ``triton.backends.compiler.GPUTarget`` to compile for.
 

@@ -49,6 +49,10 @@ if INTERPRETED.value:
         """Returns when the calling thread's stores are where every device sees them; call it before a barrier."""
 
     @triton.jit
+    def order_descriptor_loads():
+        """Puts loads by tensor descriptors that follow after what the program has acquired."""
+
+    @triton.jit
     def poll(flag_ptr, value):
         """Reads a flag some times, cheaply, until it reached ``value``. Orders nothing; threads may leave apart."""
         tl.load(flag_ptr, volatile=True)
@@ -123,6 +127,17 @@ else:
                 dtype=tl.int32,
                 is_pure=False,
                 pack=1,
+            )
+
+    @triton.jit
+    def order_descriptor_loads():
+        """Puts loads by tensor descriptors that follow after what the program has acquired.
+
+        NVIDIA: the unit that copies tiles is another proxy to memory, which an acquire alone does not order.
+        """
+        if target_info.is_cuda():
+            tl.inline_asm_elementwise(
+                "fence.proxy.async; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1
             )
 
     @triton.jit

@@ -9,9 +9,10 @@ import torch.distributed as dist
 
 from iris.errors import ArgumentError, IrisError
 from iris.ops import arguments
-from iris.ops._hbm_buffer import grid, staging_sizes
+from iris.ops._hbm_buffer import Schedule, schedule
 from iris.ops.arguments import Problem
 from iris.ops.choice import choose, precision
+from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.staging import Staging
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks
@@ -33,9 +34,13 @@ class Call:
     def __init__(self, ctx: Iris, problem: Problem, plan: Plan, out, a, b, bias, scales):
         self.problem = problem
         self.plan = plan
-        self.grid = grid(ctx, problem, plan)
+        self.schedule: Schedule | None = None
+        self.grid = (0,)
+        if isinstance(plan.config, HbmBufferConfig):
+            self.schedule = schedule(ctx, problem, plan.config, a, b)
+        elif plan.config is not None:
+            self.grid = _grid(ctx, problem, plan.config)
         self.precision = precision(ctx.target, a.dtype, plan.config)
-        self.staging = staging_sizes(problem, plan, a)
         self._out_bytes = checks.span_bytes(out)
         self._input_bytes = [checks.span_bytes(t) if t is not None else 0 for t in (a, b, bias, *scales)]
 
@@ -173,8 +178,8 @@ def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
     ctx.synchronize()
     ctx.exchange.all_gather(f"{OPERATION}(): workspace ready", None)
     staging = Staging(ctx)
-    if call.plan.algorithm == "hbm_buffer":
-        staging.get(*call.staging)
+    if call.schedule is not None:
+        staging.get(*call.schedule.staging)
     return _empty_workspace(call, members, flags, counters, staging)
 
 
@@ -205,6 +210,13 @@ def _torch_refuses(problem: Problem, members: Group, group: Any, ctx: Iris) -> s
     if not isinstance(group, dist.ProcessGroup) and members.ranks != tuple(range(ctx.num_ranks)):
         return "a sequence of ranks is no process group of torch.distributed"
     return ""
+
+
+def _grid(ctx: Iris, problem: Problem, config: FusedConfig) -> tuple[int]:
+    """One program for each tile of the output, up to as many as run at once."""
+    shards = problem.world_size if problem.gather_dim == 0 else 1
+    tiles = -(-(problem.M // shards) // config.block_size_m) * -(-problem.N // config.block_size_n) * shards
+    return (min(tiles, config.num_sms or ctx.get_cu_count()),)
 
 
 def _facts(

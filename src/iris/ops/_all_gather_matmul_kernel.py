@@ -6,7 +6,7 @@ import triton.language as tl
 from iris.device import numeric
 from iris.device.address import translate
 from iris.x.epilogue import write_tile
-from iris.x.gemm import multiply_shards
+from iris.x.gemm import multiply_blocks
 from iris.x.schedule import grouped_tile, rotated_rank
 from iris.x.turn import begin_turn, end_turn, wait_for_input
 
@@ -77,10 +77,11 @@ def pull_kernel(
             if WORLD > 1:
                 if owner != index:
                     wait_for_input(flags, counters, peer, context, KERNEL)
-            acc = multiply_shards(
-                acc, translate(a_ptr, rank, peer, context + 2), 0, rows, offs_m < M, stride_ak,
-                b_ptr, columns, offs_n < N, stride_bk, 0, tl.cdiv(K_shard, BLOCK_K), K_shard, owner,
-                rank, peer, context + 2, WORLD, GATHER_DIM == 1, BLOCK_K, PRECISION,
+            acc = multiply_blocks(
+                acc, None, translate(a_ptr, rank, peer, context + 2), 0, rows, offs_m < M, 0, 0, stride_ak,
+                None, b_ptr, 0, columns, offs_n < N, stride_bk, 0, tl.cdiv(K_shard, BLOCK_K), K_shard, 0, owner,
+                rank, peer, context + 2, WORLD, 1, GATHER_DIM == 1, BLOCK_M, BLOCK_N, BLOCK_K, 1, False, False,
+                PRECISION,
             )  # fmt: skip
 
         out_m = offs_m

@@ -1,81 +1,308 @@
-"""What the host does for the kernel with a staging buffer: sizes of grid and buffer, the launch."""
+"""What the host does for the kernel with a staging buffer: sizes, copies between ranks, the launch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from iris.ops._hbm_buffer_kernel import hbm_buffer_kernel
+import torch
+
+from iris.device import link
+from iris.errors import UnsupportedError
+from iris.ops._hbm_buffer_kernel import arrived_kernel, bring_kernel, carried_kernel, hbm_buffer_kernel, inputs_kernel
 from iris.ops.config import HbmBufferConfig
 from iris.runtime import launch
+from iris.runtime.links import link_of
 
 if TYPE_CHECKING:
-    import torch
-
     from iris.ops.arguments import Problem
     from iris.runtime.context import Iris
-    from iris.tuning import Plan
+    from iris.runtime.groups import Group
 
 _KERNEL = launch.kernel_id("all_gather_matmul/hbm_buffer")
+_COPIES = launch.kernel_id("all_gather_matmul/copy_engine")
 # Flags that a program reads at once, to see how much has come.
 _AHEAD = 32
+# All of a part's K at once: what copies bring.
+_WHOLE = 1 << 20
+_MOST_SPLITS = 8
+_LEAST_BLOCKS = 8  # of K in a piece of a divided tile: fewer do not pay for the exchange of sums
+_ALIGNMENT = 16  # bytes; of addresses and strides that a tensor descriptor takes
 
 
-def grid(ctx: Iris, problem: Problem, plan: Plan) -> tuple[int, ...]:
-    if plan.config is None:
-        return (0,)
-    config = plan.config
-    shards = problem.world_size if problem.gather_dim == 0 else 1
-    rows = problem.M // shards if shards else problem.M
-    tiles = -(-rows // config.block_size_m) * -(-problem.N // config.block_size_n) * shards
-    if isinstance(config, HbmBufferConfig):
-        tiles += max(config.num_fetch_sms, config.first_stage_fetch_sms)
-    return (min(tiles, config.num_sms or ctx.get_cu_count()),)
+@dataclass(frozen=True)
+class Schedule:
+    """The numbers of one call, from its problem and configuration alone.
+
+    Attributes:
+        grid: number of programs.
+        fetchers: programs that fetch to the end. first_fetchers: those that fetch the first stage.
+        whole: tiles of the output in one piece. splits: pieces along K of each of the others.
+        stage_rows: rows of tiles of a stage. flag_rows: rows of tiles that share a flag.
+        k_per_flag: blocks of K that share a flag. fetch_k: columns that a fetcher has under way at once.
+        part_rows, part_stride, row_stride, column_stride: layout of the staging buffer, in rows and elements.
+        buffer_bytes, flags, sums, partials: sizes of the staging buffer, its flags, the sums of divided tiles
+            (elements) and their flags.
+        descriptors: whether operands come by tensor descriptors.
+        copied: whether the host's copies bring the shards.
+    """
+
+    grid: int
+    fetchers: int
+    first_fetchers: int
+    whole: int
+    splits: int
+    stage_rows: int
+    flag_rows: int
+    k_per_flag: int
+    fetch_k: int
+    part_rows: int
+    part_stride: int
+    row_stride: int
+    column_stride: int
+    buffer_bytes: int
+    flags: int
+    sums: int
+    partials: int
+    descriptors: bool
+    copied: bool
+
+    @property
+    def staging(self) -> tuple[int, int, int, int]:
+        """What :meth:`iris.ops.staging.Staging.get` takes."""
+        return self.buffer_bytes, self.flags, self.sums, self.partials
 
 
-def staging_sizes(problem: Problem, plan: Plan, a: torch.Tensor) -> tuple[int, int]:
-    """Bytes of the staging buffer and number of its flags; zeros for a plan that has none."""
-    if not isinstance(plan.config, HbmBufferConfig):
-        return 0, 0
+def schedule(ctx: Iris, problem: Problem, config: HbmBufferConfig, a: torch.Tensor, b: torch.Tensor) -> Schedule:
+    """The schedule of a call.
+
+    Raises:
+        UnsupportedError: the copy engine cannot bring A's rows as they lie.
+    """
     rows, depth = a.shape
-    tiles = -(-rows // plan.config.block_size_m)
-    blocks = -(-depth // plan.config.block_size_k)
-    groups = -(-blocks // plan.config.k_per_flag)
-    # At least one of each: one rank has no peers, and empty tensors have no address.
-    parts = max(1, problem.world_size - 1)
-    return max(1, parts * rows * depth) * a.element_size(), max(1, tiles * groups * parts)
+    parts = problem.world_size - 1
+    copied = config.transport == "copy_engine" and parts > 0 and a.numel() > 0
+    if copied and not a.is_contiguous():
+        raise UnsupportedError(
+            "the copy engine brings rows of A that lie together in memory; A_sharded has strides "
+            f"{tuple(a.stride())} and shape {tuple(a.shape)}: pass A_sharded.contiguous(), or transport='sm'"
+        )
+    blocks, tiles_m = _ceil(depth, config.block_size_k), _ceil(rows, config.block_size_m)
+    tiles = tiles_m * _ceil(problem.N, config.block_size_n) * (problem.world_size if problem.gather_dim == 0 else 1)
+    stage_rows = _ceil(tiles_m, min(config.num_fetch_stages, max(1, tiles_m)))
+    flag_rows = stage_rows if copied else 1
+    k_per_flag = _WHOLE if copied else config.k_per_flag
+    groups = _ceil(blocks, k_per_flag)
+
+    programs = config.num_sms or ctx.get_cu_count()
+    if copied and config.num_sms is None and link_of(ctx) == "shared":
+        # Copies within one GPU are done by its compute units, so some must stay free.
+        programs = max(1, programs - max(2, programs // 8))
+    pieces = tiles_m * groups * parts
+    fetchers = 0 if copied or not pieces else min(config.num_fetch_sms, programs, pieces)
+    first = 0 if copied or not pieces else min(config.first_stage_fetch_sms, programs, pieces)
+    whole, splits = _divided(tiles, programs, blocks * (problem.world_size if problem.gather_dim == 1 else 1))
+    work = whole + (tiles - whole) * splits
+
+    descriptors = _takes_descriptors(ctx, problem, config, a, b)
+    itemsize = a.element_size()
+    # Whole tiles, so that a descriptor never reaches into the next part.
+    part_rows = tiles_m * config.block_size_m
+    width = depth if copied else _ceil(depth * itemsize, _ALIGNMENT) * _ALIGNMENT // itemsize
+    layout = (width, 1) if config.staged_a_layout == "k_contiguous" else (1, part_rows)
+    part_stride = part_rows * width
+    return Schedule(
+        grid=min(programs, work + max(fetchers, first)),
+        fetchers=fetchers,
+        first_fetchers=first,
+        whole=whole,
+        splits=splits,
+        stage_rows=max(1, stage_rows),
+        flag_rows=max(1, flag_rows),
+        k_per_flag=k_per_flag,
+        fetch_k=_fetch_columns(config, itemsize),
+        part_rows=part_rows,
+        part_stride=part_stride,
+        row_stride=layout[0],
+        column_stride=layout[1],
+        # At least one of each: one rank has no peers, and empty tensors have no address.
+        buffer_bytes=max(1, parts * part_stride) * itemsize,
+        flags=max(1, _ceil(tiles_m, max(1, flag_rows)) * groups * parts),
+        sums=max(1, (tiles - whole) * (splits - 1) * config.block_size_m * config.block_size_n),
+        partials=max(1, (tiles - whole) * (splits - 1)),
+        descriptors=descriptors,
+        copied=copied,
+    )
 
 
-def run_hbm_buffer(ctx, call, workspace, out, a, b, bias, scales, members) -> None:
-    problem, config = call.problem, call.plan.config
+def run_hbm_buffer(
+    ctx: Iris,
+    call: Any,
+    workspace: Any,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: tuple[Any, Any],
+    members: Group,
+) -> None:
+    """Issue one call to the current stream."""
+    problem, config, s = call.problem, call.plan.config, call.schedule
     wide = bias.expand(problem.M, problem.N) if bias is not None else out
     scale_a, scale_b = scales if problem.scaled else (out, out)
-    buffer, fetched = workspace.staging.get(*call.staging)
+    staging = workspace.staging.get(*s.staging)
+    staged = staging.buffer[: s.buffer_bytes].view(a.dtype)
+    accumulator = torch.int32 if problem.a_dtype == torch.int8 else torch.float32
+    turn = workspace.locks, workspace.counters, ctx.group_members(members), members.index, ctx.get_device_context()
+    if s.copied:
+        launch.start(ctx, inputs_kernel, (1,), *turn, WORLD=members.size, KERNEL=_COPIES, num_warps=1)
+        _copy(ctx, s, problem, config, staging, staged, a, members)
     rows, depth = a.shape
-    part = rows * depth
-    staged = buffer[: call.staging[0]].view(a.dtype)
-    tiles_m = -(-rows // config.block_size_m)
+    b_transposed = b.stride(1) != 1
+    descriptors = (None, None, None)
+    if s.descriptors:
+        descriptors = _descriptors(config, s, staged, a, b.t() if b_transposed else b, b_transposed, members.size)
     launch.start(
-        ctx, hbm_buffer_kernel, call.grid,
-        a, b, wide, out, scale_a, scale_b, staged,
+        ctx, hbm_buffer_kernel, (s.grid,),
+        *descriptors, a, staged, b, wide, scale_a, scale_b, out,
         rows, problem.N, depth,
         *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
-        part, *((depth, 1) if config.staged_a_layout == "k_contiguous" else (1, rows)),
-        fetched, workspace.staging.queue, min(config.num_fetch_sms, call.grid[0]), config.first_stage_fetch_sms,
-        workspace.locks, workspace.counters, ctx.group_members(members), members.index, ctx.get_device_context(),
+        s.part_rows, s.part_stride, s.row_stride, s.column_stride,
+        staging.arrivals if s.copied else staging.flags, staging.partials, staging.sums(accumulator),
+        staging.queue, s.fetchers, s.first_fetchers, s.whole, s.splits, *turn,
         WORLD=members.size,
         GATHER_DIM=problem.gather_dim,
         BLOCK_M=config.block_size_m,
         BLOCK_N=config.block_size_n,
         BLOCK_K=config.block_size_k,
+        FETCH_K=s.fetch_k,
         GROUP_M=config.group_size_m,
-        STAGE_M=-(-tiles_m // min(config.num_fetch_stages, max(1, tiles_m))),
-        K_PER_FLAG=config.k_per_flag,
+        STAGE_M=s.stage_rows,
+        K_PER_FLAG=s.k_per_flag,
+        FLAG_ROWS=s.flag_rows,
         AHEAD=_AHEAD,
+        COPIED=s.copied,
+        DESCRIPTORS=s.descriptors,
+        B_TRANSPOSED=b_transposed,
         HAS_BIAS=bias is not None,
         HAS_SCALES=problem.scaled,
         ACTIVATION=problem.activation,
         PRECISION=call.precision,
+        TRACING=ctx.tracing.enabled,
         KERNEL=_KERNEL,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )  # fmt: skip
+    if s.copied:
+        for stream in _copy_streams(ctx, staging, members.size - 1):
+            ctx.current_stream().wait_stream(stream)
+
+
+def _copy(ctx: Iris, s: Schedule, problem: Problem, config: HbmBufferConfig, staging, staged, a, members) -> None:
+    """Issue the copies of the peers' shards, and behind each what sets its flag.
+
+    Chunk by chunk of rows and, within one, peer by peer from the next rank on, so that the ranks read from different
+    peers. The first tiles multiply the own shard meanwhile.
+    """
+    rows, depth = a.shape
+    parts = members.size - 1
+    chunk = s.flag_rows * config.block_size_m
+    chunks = _ceil(rows, chunk)
+    start = ctx.current_stream()
+    streams = _copy_streams(ctx, staging, parts)
+    for stream in streams:
+        stream.wait_stream(start)
+    for number in range(chunks):
+        first, last = number * chunk, min(rows, (number + 1) * chunk)
+        for part in range(parts):
+            stream = streams[part % len(streams)]
+            peer = members.ranks[(members.index + 1 + part) % members.size]
+            place = number * parts + part if problem.gather_dim == 1 else part * chunks + number
+            target = staged[part * s.part_stride + first * depth : part * s.part_stride + last * depth]
+            with ctx.use_stream(stream):
+                _bring(ctx, a[first:last].view(-1), target, peer, staging.arrivals[place : place + 1])
+
+
+def _copy_streams(ctx: Iris, staging: Any, parts: int) -> list[Any]:
+    # One for each peer, whose links then carry at once. Within a card there are no links, and few hardware queues.
+    return staging.streams(1 if link_of(ctx) == "shared" else parts)
+
+
+def _bring(ctx: Iris, mine: torch.Tensor, target: torch.Tensor, peer: int, flag: torch.Tensor) -> None:
+    """Copy what the peer has in the place of ``mine`` and set the flag, in the current stream."""
+    context, rank = ctx.get_device_context(), ctx.cur_rank
+    if not ctx.target.compiled:
+        # There is no engine but a program of the interpreter.
+        launch.start(ctx, bring_kernel, (1,), mine, target, mine.numel(), flag, rank, peer, context, BLOCK=4096)
+        return
+    if link.LINK_PACED.value:
+        launch.start(ctx, carried_kernel, (1,), mine.numel() * mine.element_size(), rank, peer, context, num_warps=1)
+    address = ctx.heap.translate(mine.data_ptr(), rank, peer)
+    target.view(torch.uint8).copy_(ctx.heap.region.tensor(address, mine.numel() * mine.element_size(), None))
+    write_value = getattr(torch.ops.symm_mem, "stream_write_value32_", None)
+    if write_value is not None:
+        write_value(flag.view(torch.uint32), 0, 1)
+    else:
+        launch.start(ctx, arrived_kernel, (1,), flag, num_warps=1)
+
+
+def _divided(tiles: int, programs: int, blocks: int) -> tuple[int, int]:
+    """How many tiles stay whole, and into how many pieces each of the others is divided.
+
+    The tiles that do not fill a wave of programs are divided so that they do, as the stream-K decomposition of Osama et
+    al. (2023) does with its last wave.
+    """
+    rest = tiles % programs
+    splits = min(programs // rest, _MOST_SPLITS, blocks // _LEAST_BLOCKS) if rest else 1
+    return (tiles - rest, splits) if splits > 1 else (tiles, 1)
+
+
+def _fetch_columns(config: HbmBufferConfig, itemsize: int) -> int:
+    """Columns that a fetcher reads at once: 64 KiB, what its registers hold, or a whole piece if that is less."""
+    columns = config.block_size_k
+    while columns < config.block_size_k * config.k_per_flag and 2 * columns * config.block_size_m * itemsize <= 65536:
+        columns *= 2
+    return columns
+
+
+def _takes_descriptors(ctx: Iris, problem: Problem, config: HbmBufferConfig, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the target copies tiles by descriptors, and the operands lie so that it can."""
+    if (
+        not ctx.target.descriptors
+        or not a.numel()
+        or not b.numel()
+        or config.staged_a_layout != "k_contiguous"
+        or not _describable(a)
+    ):
+        return False
+    if problem.gather_dim == 1 and problem.world_size > 1 and a.shape[1] % config.block_size_k:
+        return False  # the last block of a part would meet rows of B that belong to the next
+    if b.stride(1) != 1:
+        return _describable(b.t())
+    # Matrix units take other types than 16-bit ones along K only.
+    return a.element_size() == 2 and _describable(b)
+
+
+def _describable(matrix: torch.Tensor) -> bool:
+    """Whether rows lie together, at addresses that a descriptor can name."""
+    row = matrix.stride(0) * matrix.element_size()
+    return matrix.stride(1) == 1 and row % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0
+
+
+def _descriptors(config, s: Schedule, staged, a, b, b_transposed: bool, world_size: int) -> tuple[Any, Any, Any]:
+    """Descriptors of A, of all staged parts, and of B or its transpose."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
+    rows, depth = a.shape
+    parts = max(1, world_size - 1)
+    whole = staged if world_size > 1 else a
+    return (
+        TensorDescriptor(a, [rows, depth], list(a.stride()), [m, k]),
+        TensorDescriptor(whole, [parts * s.part_rows, depth], [s.row_stride, 1], [m, k]),
+        TensorDescriptor(b, list(b.shape), list(b.stride()), [n, k] if b_transposed else [k, n]),
+    )
+
+
+def _ceil(value: int, unit: int) -> int:
+    return -(-value // unit)

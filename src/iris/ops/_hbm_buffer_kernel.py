@@ -1,57 +1,153 @@
-"""The ``hbm_buffer`` kernel of all-gather + matmul; its protocol is described in :mod:`iris.ops.all_gather_matmul`."""
+"""The kernel of all-gather + matmul with a staging buffer; its protocol is in :mod:`iris.ops.all_gather_matmul`."""
 
 import triton
 import triton.language as tl
 
-from iris.device import link, numeric, signal
-from iris.device.address import translate
+from iris._events import Event
+from iris.device import _asm, link, numeric, signal, tracing
+from iris.device.address import element_bytes, translate
 from iris.x.epilogue import write_tile
-from iris.x.gemm import multiply_shards
-from iris.x.schedule import rotated_rank, staged_tile
+from iris.x.gemm import multiply_blocks
+from iris.x.schedule import (
+    divided_tile,
+    fetched_piece,
+    gathered_block,
+    gathered_tile,
+    piece_flag,
+    rotated_rank,
+    staged_tile,
+    turn_start,
+)
 from iris.x.turn import begin_turn, end_turn, wait_for_input
 
 # Words of ``queue``, int32 in ordinary memory.
 ROLES = tl.constexpr(0)  # programs that have started
 FETCHES = tl.constexpr(1)  # pieces of A that a program has taken to fetch
-TILES = tl.constexpr(2)  # tiles of the output that a program has taken
+TILES = tl.constexpr(2)  # pieces of work on the output that a program has taken
 EPOCH = tl.constexpr(3)  # calls before this one
 QUEUE_WORDS = 4
 
+_FETCH = tl.constexpr(int(Event.FETCH))
+_COMPUTE = tl.constexpr(int(Event.COMPUTE))
+_WAIT = tl.constexpr(int(Event.WAIT))
+
 
 @triton.jit
-def fetch_item(item, tiles_m, groups, parts, STAGE_M: tl.constexpr, PARTS_FIRST: tl.constexpr):
-    """Part, row of tiles and group of K blocks of the ``item``-th piece to fetch.
-
-    Stage by stage of ``STAGE_M`` rows of tiles, and within a stage part by part; with ``PARTS_FIRST`` part by part, and
-    within a part stage by stage. Within a stage of a part groups outermost, rows innermost, so that all rows of a stage
-    get their first group before any gets its second. A permutation of all pieces.
-    """
-    if PARTS_FIRST:
-        of_part = tiles_m * groups
-        part = item // of_part
-        within = item - part * of_part
-        stage = within // (STAGE_M * groups)
-        rows = tl.minimum(tiles_m - stage * STAGE_M, STAGE_M)
-        within -= stage * STAGE_M * groups
-    else:
-        stage = item // (STAGE_M * parts * groups)
-        rows = tl.minimum(tiles_m - stage * STAGE_M, STAGE_M)
-        within = item - stage * STAGE_M * parts * groups
-        part = within // (rows * groups)
-        within -= part * rows * groups
-    group = within // rows
-    return part, stage * STAGE_M + within - group * rows, group
+def inputs_kernel(flags, counters, members, index, context, WORLD: tl.constexpr, KERNEL: tl.constexpr):
+    """Say that the own input may be read and wait until all peers' may; one program, before copies of the host."""
+    begin_turn(flags, counters, members, index, context, WORLD)
+    for step in range(1, WORLD):
+        wait_for_input(flags, counters, tl.load(members + rotated_rank(index, step, WORLD)), context, KERNEL)
 
 
-@triton.jit(do_not_specialize=["index", "fetchers", "first_fetchers"])
-def hbm_buffer_kernel(
+@triton.jit
+def arrived_kernel(flag):
+    """Set the flag of a copy that came before in the stream, where the host has no way of its own to do that."""
+    signal.publish(flag, 1)
+
+
+@triton.jit(do_not_specialize=["count", "rank", "peer"])
+def bring_kernel(a_ptr, staged_ptr, count, flag, rank, peer, context, BLOCK: tl.constexpr):
+    """Copy ``count`` elements from the peer's place of ``a_ptr`` and set the flag; one program."""
+    source = translate(a_ptr, rank, peer, context + 2)
+    for start in range(0, count, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        tl.store(staged_ptr + place, tl.load(source + place, mask=place < count, other=0.0), mask=place < count)
+    signal.publish(flag, 1)
+
+
+@triton.jit(do_not_specialize=["nbytes", "rank", "peer"])
+def carried_kernel(nbytes, rank, peer, context):
+    """Hold the stream until the imitated link has carried a copy; one program."""
+    link.carried(link.charge(nbytes, rank, peer, context + 2))
+
+
+@triton.jit
+def _fetch(
     a_ptr,
+    staged_ptr,
+    M,
+    K_shard,
+    stride_am,
+    stride_ak,
+    stride_part,
+    stride_sm,
+    stride_sk,
+    fetched,
+    queue,
+    epoch,
+    role,
+    fetchers,
+    flags,
+    counters,
+    members,
+    index,
+    context,
+    WORLD: tl.constexpr,
+    GATHER_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FETCH_K: tl.constexpr,
+    STAGE_M: tl.constexpr,
+    K_PER_FLAG: tl.constexpr,
+    TRACING: tl.constexpr,
+    KERNEL: tl.constexpr,
+):
+    """Bring pieces of the peers' shards into the staging buffer until none is left, or with a role past ``fetchers``
+    until the first stage has been given out."""
+    rank = tl.load(members + index)
+    parts: tl.constexpr = WORLD - 1
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    groups = tl.cdiv(tl.cdiv(K_shard, BLOCK_K), K_PER_FLAG)
+    items = tiles_m * groups * parts
+    of_first_stage = tl.minimum(STAGE_M, tiles_m) * groups * parts
+    ready = tl.full((), 0, tl.int64)  # a bit for each part whose owner has said that it may be read
+    item = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
+    while item < items:
+        # The next number is on its way while this piece is.
+        following = items
+        if (role < fetchers) | (item < of_first_stage):
+            following = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
+        part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M)
+        peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
+        bit = tl.full((), 1, tl.int64) << (part % 64)
+        if (ready & bit) == 0:
+            wait_for_input(flags, counters, peer, context, KERNEL)
+            if parts <= 64:
+                ready |= bit
+        if TRACING:
+            span = tracing.start(context, _FETCH, peer, tile_m, group)
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        shard = translate(a_ptr, rank, peer, context + 2) + (rows.to(tl.int64) * stride_am)[:, None]
+        stage = staged_ptr + tl.cast(part, tl.int64) * stride_part + (rows.to(tl.int64) * stride_sm)[:, None]
+        first = group * (K_PER_FLAG * BLOCK_K)
+        last = tl.minimum(first + K_PER_FLAG * BLOCK_K, K_shard)
+        nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * element_bytes(a_ptr.dtype)
+        due = link.charge(nbytes, rank, peer, context + 2)
+        for start in range(first, last, FETCH_K):
+            k = start + tl.arange(0, FETCH_K)
+            inside = (rows < M)[:, None] & (k < last)[None, :]
+            value = tl.load(shard + (k.to(tl.int64) * stride_ak)[None, :], mask=inside, other=0.0)
+            tl.store(stage + (k.to(tl.int64) * stride_sk)[None, :], value, mask=inside)
+        link.carried(due)
+        signal.publish(fetched + piece_flag(part, tile_m, group, tiles_m, groups, parts, GATHER_DIM == 1), epoch)
+        if TRACING:
+            tracing.end(context, span)
+        item = following
+
+
+@triton.jit(do_not_specialize=["index", "fetchers", "first_fetchers", "whole", "splits"])
+def hbm_buffer_kernel(
+    a_desc,
+    staged_desc,
+    b_desc,
+    a_ptr,
+    staged_ptr,
     b_ptr,
     bias_ptr,
-    out_ptr,
     scale_a_ptr,
     scale_b_ptr,
-    staged_ptr,
+    out_ptr,
     M,
     N,
     K_shard,
@@ -63,13 +159,18 @@ def hbm_buffer_kernel(
     stride_biasn,
     stride_om,
     stride_on,
+    part_rows,
     stride_part,
     stride_sm,
     stride_sk,
     fetched,
+    partials,
+    sums_ptr,
     queue,
     fetchers,
     first_fetchers,
+    whole,
+    splits,
     flags,
     counters,
     members,
@@ -80,119 +181,163 @@ def hbm_buffer_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    FETCH_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     STAGE_M: tl.constexpr,
     K_PER_FLAG: tl.constexpr,
+    FLAG_ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
+    COPIED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
+    TRACING: tl.constexpr,
     KERNEL: tl.constexpr,
 ):
-    """``out = act(scales * cat(A shards) @ B + bias)``: some programs fetch peers' shards, all multiply what has come.
+    """``out = act(cat(A shards) @ B + bias)``: some programs fetch the peers' shards, all multiply what has come.
 
     ``M`` is the number of rows of one shard (``GATHER_DIM == 0``) or of A; ``K_shard`` the columns of one shard. Part p
-    of ``staged_ptr`` is the shard of member ``index + 1 + p``. ``fetched`` has a flag for each row of tiles, part and
-    group of ``K_PER_FLAG`` blocks: the number of the call that has brought it.
+    of ``staged_ptr`` is the shard of member ``index + 1 + p``, in ``part_rows`` rows. ``fetched`` has a flag for each
+    part, row of tiles and group of ``K_PER_FLAG`` blocks: the number of the call that has brought it. With ``COPIED``
+    the host's copies bring the parts instead, ``FLAG_ROWS`` rows of tiles at a time and all K of a part at once, and
+    the flags are 0 before a call and 1 afterwards.
+
+    The tiles from ``whole`` on are divided along K into ``splits`` pieces. All but the last leave their sums in
+    ``sums_ptr`` (float32 or int32) and the number of the call in ``partials``; the last adds them.
     """
-    begin_turn(flags, counters, members, index, context, WORLD)
+    if not COPIED:
+        begin_turn(flags, counters, members, index, context, WORLD)
     rank = tl.load(members + index)
     epoch = tl.load(queue + EPOCH) + 1
     parts: tl.constexpr = WORLD - 1
+    along_k: tl.constexpr = GATHER_DIM == 1
+    if WORLD > 1:
+        if not COPIED:
+            # Roles go to programs in the order in which they start, so those that fetch are running.
+            role = tl.atomic_add(queue + ROLES, 1, sem="relaxed", scope="gpu")
+            if role < tl.maximum(fetchers, first_fetchers):
+                _fetch(
+                    a_ptr, staged_ptr, M, K_shard, stride_am, stride_ak, stride_part, stride_sm, stride_sk,
+                    fetched, queue, epoch, role, fetchers, flags, counters, members, index, context,
+                    WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, FETCH_K, STAGE_M, K_PER_FLAG, TRACING, KERNEL,
+                )  # fmt: skip
+
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     blocks = tl.cdiv(K_shard, BLOCK_K)
-    groups = tl.cdiv(blocks, K_PER_FLAG)
+    turns = tl.cdiv(blocks, K_PER_FLAG)  # of one part
+    # What a tile goes through: its own blocks, then those of all parts (along K) or of one part only.
+    sequence: tl.constexpr = parts if GATHER_DIM == 1 else 1
+    wanted = epoch
+    if COPIED:
+        wanted = 1
+    tiles = tiles_m * tiles_n
+    if GATHER_DIM == 0:
+        tiles *= WORLD
+    items = whole + (tiles - whole) * splits
     offsets_m = tl.arange(0, BLOCK_M)
     offsets_n = tl.arange(0, BLOCK_N)
-    offsets_k = tl.arange(0, BLOCK_K)
-
-    if WORLD > 1:
-        # Roles go to programs in the order in which they start, so those that fetch are running.
-        role = tl.atomic_add(queue + ROLES, 1, sem="relaxed", scope="gpu")
-        items = tiles_m * groups * parts
-        of_first_stage = tl.minimum(STAGE_M, tiles_m) * groups
-        if GATHER_DIM == 1:
-            of_first_stage *= parts
-        fetching = role < tl.maximum(fetchers, first_fetchers)
-        while fetching:
-            item = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
-            fetching = item < items
-            if fetching:
-                part, tile_m, group = fetch_item(item, tiles_m, groups, parts, STAGE_M, GATHER_DIM == 0)
-                peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
-                wait_for_input(flags, counters, peer, context, KERNEL)
-                rows = tile_m * BLOCK_M + offsets_m
-                shard = translate(a_ptr, rank, peer, context + 2) + (rows.to(tl.int64) * stride_am)[:, None]
-                stage = staged_ptr + tl.cast(part, tl.int64) * stride_part + (rows.to(tl.int64) * stride_sm)[:, None]
-                for block in range(group * K_PER_FLAG, tl.minimum((group + 1) * K_PER_FLAG, blocks)):
-                    k = block * BLOCK_K + offsets_k
-                    inside = (rows < M)[:, None] & (k < K_shard)[None, :]
-                    source = shard + (k.to(tl.int64) * stride_ak)[None, :]
-                    link.pace_read(source, rank, peer, context + 2)
-                    value = tl.load(source, mask=inside)
-                    tl.store(stage + (k.to(tl.int64) * stride_sk)[None, :], value, mask=inside)
-                signal.publish(fetched + (tile_m * parts + part) * groups + group, epoch)
-                # Programs that only help at the start leave with the first stage, or one piece after it.
-                fetching = (role < fetchers) | (item < of_first_stage)
-
-    row_shards: tl.constexpr = WORLD if GATHER_DIM == 0 else 1
-    tiles = tiles_m * tiles_n
-    tile = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
-    while tile < tiles * row_shards:
-        # Own rows come first, then the peers' in the order in which they are fetched.
-        row_shard = tile // tiles
-        tile_m, tile_n = staged_tile(tile - row_shard * tiles, tiles_m, tiles_n, STAGE_M, GROUP_M)
+    lanes = tl.arange(0, AHEAD)
+    partial = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+    while item < items:
+        tile, piece, pieces = divided_tile(item, whole, splits)
+        row_shard = tl.full((), 0, tl.int32)
+        if GATHER_DIM == 0 and WORLD > 1:
+            row_shard, tile_m, tile_n = gathered_tile(tile, tiles_m, tiles_n, parts, STAGE_M, GROUP_M)
+        else:
+            tile_m, tile_n = staged_tile(tile, tiles_m, tiles_n, STAGE_M, GROUP_M)
+        if TRACING:
+            span = tracing.start(context, _COMPUTE, -1, tile_m, tile_n)
         rows = tile_m * BLOCK_M + offsets_m
         columns = tile_n * BLOCK_N + offsets_n
         b_columns = columns.to(tl.int64) * stride_bn
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=numeric.accumulator_dtype(a_ptr.dtype.element_ty))
         own = blocks
-        group = 0
-        end = groups * parts
+        staged = blocks * parts
         if GATHER_DIM == 0:
             own = tl.where(row_shard == 0, blocks, 0)
-            group = tl.maximum(row_shard - 1, 0) * groups
-            end = row_shard * groups
-        acc = multiply_shards(
-            acc, a_ptr, 0, rows.to(tl.int64) * stride_am, rows < M, stride_ak, b_ptr, b_columns, columns < N, stride_bk,
-            0, own, K_shard, index, rank, rank, context + 2, WORLD, GATHER_DIM == 1, BLOCK_K, PRECISION,
+            staged = blocks - own
+        first = (own + staged) * piece // pieces
+        last = (own + staged) * (piece + 1) // pieces
+        acc = multiply_blocks(
+            acc, a_desc, a_ptr, tile_m * BLOCK_M, rows.to(tl.int64) * stride_am, rows < M, 0, 0, stride_ak,
+            b_desc, b_ptr, tile_n * BLOCK_N, b_columns, columns < N, stride_bk,
+            tl.minimum(first, own), tl.minimum(last, own), K_shard, 0, index, rank, rank, context + 2,
+            WORLD, 1, along_k, BLOCK_M, BLOCK_N, BLOCK_K, K_PER_FLAG, B_TRANSPOSED, DESCRIPTORS, PRECISION,
         )  # fmt: skip
         if WORLD > 1:
-            a_rows = rows.to(tl.int64) * stride_sm
-            lanes = tl.arange(0, AHEAD)
-            while group < end:
+            part = tl.maximum(row_shard - 1, 0)
+            base = fetched + piece_flag(
+                part, tile_m // FLAG_ROWS, 0, tl.cdiv(tiles_m, FLAG_ROWS), turns, parts, along_k
+            )
+            position = tl.maximum(first - own, 0)
+            end = tl.maximum(last - own, 0)
+            while position < end:
                 # As many groups in a row as have come, at least the next one: while data still arrives the loop waits
                 # between groups, afterwards it goes through the rest without a stop. The reads are atomic because those
-                # give all threads of the program one number.
-                flag = fetched + tile_m * (parts * groups) + tl.minimum(group + lanes, end - 1)
-                seen = tl.atomic_add(flag, tl.zeros((AHEAD,), tl.int32), sem="relaxed", scope="gpu")
-                come = tl.min(tl.where(seen - epoch < 0, lanes, AHEAD))
-                come = tl.minimum(tl.maximum(come, 1), end - group)
-                flag = fetched + tile_m * (parts * groups) + group + tl.minimum(lanes, come - 1)
-                signal.wait_all(flag, tl.full((AHEAD,), 0, tl.int32) + epoch, context, lanes, KERNEL)
-                first = (group // groups) * blocks + (group % groups) * K_PER_FLAG
-                group += come
-                last = (group // groups) * blocks + (group % groups) * K_PER_FLAG
-                acc = multiply_shards(
-                    acc, staged_ptr, stride_part, a_rows, rows < M, stride_sk, b_ptr, b_columns, columns < N, stride_bk,
-                    first, last, K_shard, index + 1, rank, rank, context + 2,
-                    WORLD, GATHER_DIM == 1, BLOCK_K, PRECISION,
+                # give all threads of the program one number, and they acquire what they have seen.
+                turn, _, _ = gathered_block(position, blocks, sequence, K_PER_FLAG)
+                flag = base + tl.minimum(turn + lanes, turns * sequence - 1)
+                seen = tl.atomic_add(flag, tl.zeros((AHEAD,), tl.int32), sem="acquire", scope="sys")
+                come = tl.min(tl.where(seen - wanted < 0, lanes, AHEAD))
+                tl.debug_barrier()
+                if come == 0:
+                    come = 1
+                    peer = tl.load(members + rotated_rank(index, 1 + (part + turn) % parts, WORLD))
+                    if GATHER_DIM == 0:
+                        peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
+                    if TRACING:
+                        pause = tracing.start(context, _WAIT, peer, tile_m, turn)
+                    signal.wait(base + turn, wanted, context, peer, KERNEL)
+                    if TRACING:
+                        tracing.end(context, pause)
+                if DESCRIPTORS:
+                    _asm.order_descriptor_loads()
+                until = tl.minimum(turn_start(turn + come, blocks, sequence, K_PER_FLAG), end)
+                acc = multiply_blocks(
+                    acc, staged_desc, staged_ptr, tile_m * BLOCK_M, rows.to(tl.int64) * stride_sm, rows < M,
+                    part_rows, stride_part, stride_sk,
+                    b_desc, b_ptr, tile_n * BLOCK_N, b_columns, columns < N, stride_bk,
+                    position, until, K_shard, part, index + 1, rank, rank, context + 2,
+                    WORLD, sequence, along_k, BLOCK_M, BLOCK_N, BLOCK_K, K_PER_FLAG, B_TRANSPOSED, DESCRIPTORS,
+                    PRECISION,
                 )  # fmt: skip
+                position = until
 
-        out_rows = rows
-        if GATHER_DIM == 0:
-            out_rows = rotated_rank(index, row_shard, WORLD) * M + rows
-        mask = (rows < M)[:, None] & (columns < N)[None, :]
-        write_tile(
-            acc, out_ptr, out_rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
-            scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
-        )  # fmt: skip
-        tile = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+        sums = (tile - whole) * (splits - 1)
+        if piece < pieces - 1:
+            tl.store(sums_ptr + tl.cast(sums + piece, tl.int64) * (BLOCK_M * BLOCK_N) + partial, acc)
+            signal.publish(partials + sums + piece, epoch)
+            item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+        else:
+            # The other pieces were given out before this one, to programs that wait for fetchers only.
+            for other in range(pieces - 1):
+                signal.wait(partials + sums + other, epoch, context, rank, KERNEL)
+                acc += tl.load(sums_ptr + tl.cast(sums + other, tl.int64) * (BLOCK_M * BLOCK_N) + partial)
+            # On its way while the tile is written. Not earlier: what is given out must be begun at once.
+            item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+            out_rows = rows
+            if GATHER_DIM == 0:
+                out_rows = rotated_rank(index, row_shard, WORLD) * M + rows
+            mask = (rows < M)[:, None] & (columns < N)[None, :]
+            write_tile(
+                acc, out_ptr, out_rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
+                scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
+            )  # fmt: skip
+        if TRACING:
+            tracing.end(context, span)
 
     if end_turn(flags, counters, members, index, context, WORLD, KERNEL):
         tl.store(queue + ROLES, 0)
         tl.store(queue + FETCHES, 0)
         tl.store(queue + TILES, 0)
         tl.store(queue + EPOCH, epoch)
+        if COPIED:
+            # Before the next call's copies, which come after this kernel in the stream.
+            count = tl.cdiv(tiles_m, FLAG_ROWS) * turns * parts
+            for start in range(0, count, AHEAD):
+                tl.store(fetched + start + lanes, 0, mask=start + lanes < count)

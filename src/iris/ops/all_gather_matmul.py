@@ -223,7 +223,7 @@ def _run(ctx, call, workspace, out, a, b, bias, scales, members, group, async_op
 def _issue(ctx, call, workspace, out, a, b, bias, scales, members, group) -> None:
     if call.plan.algorithm == "torch":
         _run_torch(call.problem, out, a, b, bias, scales, group)
-    elif call.plan.algorithm == "hbm_buffer":
+    elif call.schedule is not None:
         run_hbm_buffer(ctx, call, workspace, out, a, b, bias, scales, members)
     else:
         _run_pull(ctx, call, workspace, out, a, b, bias, scales, members)
@@ -294,7 +294,7 @@ def _float32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _layout(tensor: Any) -> tuple:
     if isinstance(tensor, torch.Tensor):
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16
     return (type(tensor),)
 
 

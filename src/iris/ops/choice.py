@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 _OPERATION = "all_gather_matmul"
-ALGORITHMS = ("torch", "pull", "hbm_buffer")
+_STAGED = {"sm": "hbm_buffer", "copy_engine": "copy_engine"}  # algorithms with a staging buffer, by transport
+ALGORITHMS = ("torch", "pull", "hbm_buffer", "copy_engine")
 # Rows up to which reading A inside the K loop costs less than gathering it first; docs/performance.md has the runs.
 PULL_ROWS = 256
+# Programs that fetch, and bytes that they bring for one flag: 12 of them bring 400 GB/s in pieces of 256 KiB.
+_FETCHERS = 12
+_FLAG_BYTES = 256 << 10
 
 
 def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConfig | None, torch_refuses: str) -> Plan:
@@ -93,16 +97,18 @@ def _as_asked(
         if torch_refuses:
             raise UnsupportedError(f"algorithm 'torch' cannot do this: {torch_refuses}; 'pull' can")
         return _plan("torch", None, "user", "the caller named it", problem)
-    kernel = algorithm or ("hbm_buffer" if isinstance(config, HbmBufferConfig) else "pull")
     if config is None:
-        config = fitted(ctx.target, problem)
-        if kernel == "hbm_buffer":
-            config = staged(ctx, config)
-        return _plan(kernel, config, "user", "the caller named it; tiles fitted to the problem", problem)
-    if kernel == "pull" and isinstance(config, HbmBufferConfig):
-        raise ArgumentError("algorithm 'pull' takes a FusedConfig; an HbmBufferConfig is for 'hbm_buffer'")
-    if kernel == "hbm_buffer" and not isinstance(config, HbmBufferConfig):
-        config = staged(ctx, config)
+        config = fitted(ctx.target, problem) if algorithm == "pull" else staged(ctx, problem, algorithm)
+        return _plan(algorithm or "pull", config, "user", "the caller named it; tiles fitted to the problem", problem)
+    kernel = algorithm or (_STAGED[config.transport] if isinstance(config, HbmBufferConfig) else "pull")
+    if isinstance(config, HbmBufferConfig):
+        if kernel != _STAGED[config.transport]:
+            raise ArgumentError(
+                f"algorithm {kernel!r} does not go with an HbmBufferConfig of transport {config.transport!r}, which is "
+                f"for {_STAGED[config.transport]!r}; 'pull' takes a FusedConfig"
+            )
+    elif kernel != "pull":
+        config = staged(ctx, problem, kernel, config)
     reason = "the caller named it" if algorithm else "the caller gave a configuration, which is for the kernel"
     if ctx.target.vendor == "nvidia":
         # A lower bound there. Other compilers reuse buffers, so what does not fit shows when the kernel is loaded.
@@ -116,11 +122,27 @@ def _as_asked(
     return _plan(kernel, config, "user", reason, problem)
 
 
-def staged(ctx: Iris, config: FusedConfig) -> HbmBufferConfig:
-    """``config`` with fetchers: a quarter of the rank's programs, all of them for the first stage."""
-    programs = config.num_sms or ctx.get_cu_count()
-    given = {field.name: getattr(config, field.name) for field in fields(FusedConfig)}
-    return HbmBufferConfig(**given, num_fetch_sms=max(1, min(32, programs // 4)), first_stage_fetch_sms=programs)
+def staged(ctx: Iris, problem: Problem, algorithm: str | None, tiles: FusedConfig | None = None) -> HbmBufferConfig:
+    """A configuration with a staging buffer: ``tiles``, or tiles that fit the problem, and how shards are brought."""
+    if tiles is None:
+        tiles = fitted(ctx.target, problem)
+        if tiles.block_size_m * tiles.block_size_n >= 128 * 256:
+            tiles = replace(tiles, num_stages=min(tiles.num_stages, 3))
+    programs = tiles.num_sms or ctx.get_cu_count()
+    rows = problem.M // (problem.world_size if problem.gather_dim == 0 else 1)
+    tiles_m, tiles_n = -(-rows // tiles.block_size_m), -(-problem.N // tiles.block_size_n)
+    # A stage is what one wave of programs multiplies.
+    stage = max(1, programs // max(1, tiles_n))
+    fetchers = max(1, min(_FETCHERS, programs // 4))
+    given = {field.name: getattr(tiles, field.name) for field in fields(FusedConfig)}
+    return HbmBufferConfig(
+        **given,
+        k_per_flag=max(1, _FLAG_BYTES // (tiles.block_size_m * tiles.block_size_k * problem.a_dtype.itemsize)),
+        num_fetch_sms=fetchers,
+        num_fetch_stages=max(1, -(-tiles_m // stage)),
+        first_stage_fetch_sms=fetchers,
+        transport="copy_engine" if algorithm == "copy_engine" else "sm",
+    )
 
 
 def _plan(algorithm: str, config: FusedConfig | None, source: str, reason: str, problem: Problem) -> Plan:
@@ -133,8 +155,6 @@ def _operand_bytes(problem: Problem) -> int:
 
 
 def _smaller(config: FusedConfig) -> FusedConfig:
-    from dataclasses import replace
-
     if config.num_stages > 2:
         return replace(config, num_stages=config.num_stages - 1)
     if config.block_size_n > 64:

@@ -82,6 +82,7 @@ class FusedConfig:
 
 
 STAGED_LAYOUTS = ("k_contiguous", "m_contiguous")
+TRANSPORTS = ("sm", "copy_engine")
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,9 @@ class HbmBufferConfig(FusedConfig):
         num_fetch_stages: parts of the rows that are fetched one after the other.
         first_stage_fetch_sms: programs that fetch the first stage; those beyond ``num_fetch_sms`` then multiply.
         staged_a_layout: ``"k_contiguous"`` (rows of A lie together) or ``"m_contiguous"`` (columns do).
+        transport: who brings the peers' shards: ``"sm"``, programs of the kernel, or ``"copy_engine"``, copies on
+            further streams that set a flag each; all programs multiply then, one flag stands for all K of a peer in a
+            stage, and the fields about fetchers and ``k_per_flag`` mean nothing.
     """
 
     k_per_flag: int = 8
@@ -101,8 +105,11 @@ class HbmBufferConfig(FusedConfig):
     num_fetch_stages: int = 1
     first_stage_fetch_sms: int = 256
     staged_a_layout: str = "k_contiguous"
+    transport: str = "sm"
 
     def __str__(self) -> str:
+        if self.transport == "copy_engine":
+            return f"{super().__str__()}, copies in {self.num_fetch_stages} stages"
         return (
             f"{super().__str__()}, {self.k_per_flag} blocks a flag, {self.num_fetch_sms} fetchers "
             f"({self.first_stage_fetch_sms} for the first of {self.num_fetch_stages} stages), {self.staged_a_layout}"
@@ -122,4 +129,13 @@ class HbmBufferConfig(FusedConfig):
             raise ArgumentError(
                 f"HbmBufferConfig.staged_a_layout must be one of {', '.join(STAGED_LAYOUTS)}, "
                 f"got {self.staged_a_layout!r}"
+            )
+        if self.transport not in TRANSPORTS:
+            raise ArgumentError(
+                f"HbmBufferConfig.transport must be one of {', '.join(TRANSPORTS)}, got {self.transport!r}"
+            )
+        if self.transport == "copy_engine" and self.staged_a_layout != "k_contiguous":
+            raise ArgumentError(
+                "HbmBufferConfig: copies bring rows as they lie, so transport 'copy_engine' takes staged_a_layout "
+                f"'k_contiguous', got {self.staged_a_layout!r}"
             )

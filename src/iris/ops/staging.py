@@ -17,45 +17,70 @@ class Staging:
     """A buffer with its flags, which grow to the largest call and are shared by calls that follow each other.
 
     Flags hold the number of the call that has filled a piece, and calls of all shapes are counted together, so nothing
-    is cleared between calls, whatever their shapes.
+    is cleared between calls, whatever their shapes. Flags that copies of the host set are the exception: a host cannot
+    count the replays of a graph, so those are 0 or 1, and the kernel that has waited for them clears them.
 
     Attributes:
+        buffer: uint8, the peers' shards.
+        flags: int32, a flag for each piece that programs fetch. arrivals: int32, one for each that the host copies.
+        partials: int32, a flag for each sum that a program leaves for another.
         queue: int32 words of the kernel: programs started, pieces and tiles given out, calls.
     """
 
     def __init__(self, ctx: Iris):
         self._ctx = ctx
-        self._buffer: torch.Tensor | None = None
-        self._flags: torch.Tensor | None = None
         self._captured: list[Any] = []
-        self.queue = torch.zeros(QUEUE_WORDS, dtype=torch.int32, device=ctx.get_device())
+        self._streams: list[Any] = []
+        empty = self._zeros(0)
+        self.buffer = torch.empty(0, dtype=torch.uint8, device=ctx.get_device())
+        self.flags = self.arrivals = self.partials = self._sums = empty
+        self.queue = self._zeros(QUEUE_WORDS)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of buffer and flags."""
-        return sum(t.nbytes for t in (self._buffer, self._flags) if t is not None)
+        """Bytes of the buffer and all that belongs to it."""
+        return sum(t.nbytes for t in (self.buffer, self.flags, self.arrivals, self.partials, self._sums))
 
-    def get(self, nbytes: int, flags: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffer (uint8) and the flags (int32), of at least these sizes.
+    def get(self, nbytes: int, flags: int, sums: int, partials: int) -> Staging:
+        """Itself, of at least these sizes: bytes of the buffer, flags, 32-bit sums, flags of sums.
 
         Raises:
-            CaptureError: they would have to grow while a graph is captured.
+            CaptureError: it would have to grow while a graph is captured.
         """
-        grows = self._buffer is None or self._buffer.numel() < nbytes
-        more_flags = self._flags is None or self._flags.numel() < flags
-        if (grows or more_flags) and self._ctx.capturing():
+        short = self.buffer.numel() < nbytes or self.flags.numel() < flags
+        if short or self._sums.numel() < sums or self.partials.numel() < partials:
+            self._grow(nbytes, flags, sums, partials)
+        if self._ctx.capturing():
+            # The graph holds their addresses.
+            self._captured.append((self.buffer, self.flags, self.arrivals, self.partials, self._sums))
+        return self
+
+    def sums(self, dtype: torch.dtype) -> torch.Tensor:
+        """The sums as float32 or int32."""
+        return self._sums.view(dtype)
+
+    def streams(self, count: int) -> list[Any]:
+        """Streams for copies, the same ones for each call."""
+        while len(self._streams) < count:
+            self._streams.append(self._ctx.new_stream())
+        return self._streams[:count]
+
+    def _grow(self, nbytes: int, flags: int, sums: int, partials: int) -> None:
+        if self._ctx.capturing():
             raise CaptureError(
                 f"all_gather_matmul: the staging buffer has to grow to {nbytes} bytes, which a graph cannot capture; "
                 "make the call once before the capture"
             )
-        device = self._ctx.get_device()
-        if grows:
-            self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        if more_flags:
+        if self.buffer.numel() < nbytes:
+            # Rows past the last one are read in whole tiles and have no effect.
+            self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=self._ctx.get_device())
+        if self.flags.numel() < flags:
             # Flags of earlier calls are behind those to come, and so is 0.
-            self._flags = torch.zeros(flags, dtype=torch.int32, device=device)
-        assert self._buffer is not None
-        assert self._flags is not None
-        if self._ctx.capturing():
-            self._captured.append((self._buffer, self._flags))  # the graph holds their addresses
-        return self._buffer, self._flags
+            self.flags, self.arrivals = self._zeros(flags), self._zeros(flags)
+        if self.partials.numel() < partials:
+            self.partials = self._zeros(partials)
+        if self._sums.numel() < sums:
+            self._sums = torch.empty(sums, dtype=torch.int32, device=self._ctx.get_device())
+
+    def _zeros(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self._ctx.get_device())

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -133,6 +133,14 @@ def carriage(received: Mapping[int, int], gbps: float, per_peer: bool) -> tuple[
     return 1 + max(received), round(max(received.values()) / gbps), sum(1 << peer for peer in received)
 
 
+def waits_for_stream(name: str, args: Sequence[Any]) -> bool:
+    """Whether PyTorch waits for the stream in a function of that name, or hands values of a GPU tensor to the host."""
+    on_gpu = [isinstance(argument, torch.Tensor) and argument.is_cuda for argument in args]
+    if name == "copy_" and on_gpu[:2] == [True, True]:
+        return False
+    return name in _COPIES or (name in _HOST_FUNCTIONS and any(on_gpu))
+
+
 class _HostReads(TorchFunctionMode):
     """Waits for the current stream before a function hands values of a GPU tensor to the host."""
 
@@ -141,11 +149,7 @@ class _HostReads(TorchFunctionMode):
         self._gpu = gpu
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if self._gpu.world.host is not None and (
-            name in _COPIES
-            or (name in _HOST_FUNCTIONS and any(isinstance(a, torch.Tensor) and a.is_cuda for a in args))
-        ):
+        if self._gpu.world.host is not None and waits_for_stream(getattr(func, "__name__", ""), args):
             self._gpu.wait_for_stream()
         return func(*args, **(kwargs or {}))
 
@@ -155,7 +159,7 @@ def share_gpu(
 ) -> Callable[[int, Mapping[int, int]], Callable[[], None]]:
     """Set a world up for ranks that share the current GPU; returns what charges a collective to a rank's links."""
     _provide_queues(world.size)
-    _load_cublas()
+    _load_libraries()
     gpu = Gpu(world, link_gbps, link_per_peer)
     world.gpu = gpu
     world.switches += [RandomState(world.size, cuda=True), gpu.current]
@@ -192,11 +196,15 @@ def _give_back() -> None:
 
 
 @cache
-def _load_cublas() -> None:
-    """Have cuBLAS load its kernels, which it does at its first product in a process, while nothing runs on the GPU."""
+def _load_libraries() -> None:
+    """Have cuBLAS and the driver load their kernels, of products and copies, while nothing runs on the GPU: they do so
+    when they first need them in a process."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         matrix = torch.zeros(16, 16, dtype=dtype, device="cuda")
         torch.matmul(matrix, matrix)
+    source, target = torch.zeros(2, 1 << 24, dtype=torch.uint8, device="cuda")
+    for first, nbytes in ((0, 1 << 24), (0, 1 << 20), (0, 4096), (16, 80), (1, 7)):
+        target[first : first + nbytes].copy_(source[first : first + nbytes])
     torch.cuda.synchronize()
 
 
@@ -231,6 +239,8 @@ def _value(argument: Any) -> Any:
     """What tells apart two launches that may be compiled differently."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() % 16
+    if hasattr(argument, "block_shape"):  # a tensor descriptor, whose repr would print its tensor
+        return argument.base.dtype, tuple(argument.shape), tuple(argument.strides), tuple(argument.block_shape)
     return argument if isinstance(argument, int | float | str | bool | type(None)) else repr(argument)
 
 

@@ -1,65 +1,94 @@
-"""The K loop of matrix products: :func:`multiply_shards`."""
+"""The K loop of matrix products: :func:`multiply_blocks`.
+
+One function for every operation. Operands come by tensor descriptors where the target copies tiles in hardware and the
+layouts allow it, by pointers elsewhere; see :class:`iris.ops.operands.Operands` for the host's side. It waits for
+nothing, so that its loads are pipelined: whoever multiplies data that is still on its way waits before.
+"""
 
 import triton
 import triton.language as tl
 
 from iris.device import link, numeric
-from iris.x.schedule import rotated_rank
+from iris.x.schedule import gathered_block, rotated_rank
 
 
 @triton.jit
-def multiply_shards(
+def multiply_blocks(
     acc,
+    a_desc,
     a_ptr,
-    stride_part,
+    a_row,
     a_rows,
     row_mask,
+    part_rows,
+    stride_part,
     stride_ak,
+    b_desc,
     b_ptr,
+    b_column,
     b_columns,
     column_mask,
     stride_bk,
     first,
     last,
     depth,
+    part,
     origin,
     me,
     owner,
     link_context,
     WORLD: tl.constexpr,
+    PARTS: tl.constexpr,
     ALONG_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    K_PER_FLAG: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """``acc`` plus the product of a row of tiles of A and a column of tiles of B, over blocks ``first..last - 1`` of K.
 
-    A lies in parts, one after the other, each ``depth`` columns in ``cdiv(depth, BLOCK_K)`` blocks. Part p belongs to
-    member ``(origin + p) % WORLD``. One loop goes through all parts, so that the loads of one are under way while
-    another is multiplied; it waits for nothing.
+    A lies in parts of ``depth`` columns, ``cdiv(depth, BLOCK_K)`` blocks each. With ``PARTS`` > 1 the blocks go through
+    parts 0 to ``PARTS - 1`` as :func:`iris.x.schedule.gathered_block` says; otherwise all are of part ``part``.
 
     Args:
         acc: block (BLOCK_M, BLOCK_N) of the accumulator's type.
-        a_ptr: first element of part 0.
-        stride_part: elements between two parts.
-        a_rows, row_mask: offsets (int64) of the rows within a part, and which rows there are.
-        b_ptr, b_columns, column_mask: first element of B, offsets (int64) of the columns, and which there are.
+        a_desc, b_desc: tensor descriptors of blocks (BLOCK_M, BLOCK_K) of A and (BLOCK_K, BLOCK_N) of B, or with
+            ``B_TRANSPOSED`` (BLOCK_N, BLOCK_K) of B's transpose; not used without ``DESCRIPTORS``.
+        a_ptr, b_ptr: first element of A's part 0, and of B.
+        a_row, b_column: first row and column of the tile.
+        a_rows, b_columns: the same as offsets (int64) of all its rows and columns; ``row_mask``, ``column_mask``: which
+            of them there are.
+        part_rows, stride_part: rows of the descriptor, and elements, between two parts.
+        origin: part p belongs to member ``(origin + p) % WORLD``.
         me, owner, link_context: of :func:`iris.device.link.pace_read`: the own rank, and the one that A is read from.
         ALONG_K: the parts are columns of one A, so part p meets the rows of B of its member; else all meet all rows.
     """
     blocks = tl.cdiv(depth, BLOCK_K)
     offsets = tl.arange(0, BLOCK_K)
-    for block in range(first, last):
-        part = block // blocks
-        k = (block - part * blocks) * BLOCK_K + offsets
-        inside = k < depth
-        a_part = a_ptr + tl.cast(part, tl.int64) * stride_part
-        a_ptrs = a_part + a_rows[:, None] + (k.to(tl.int64) * stride_ak)[None, :]
-        link.pace_read(a_ptrs, me, owner, link_context)
-        a = tl.load(a_ptrs, mask=row_mask[:, None] & inside[None, :], other=0.0)
-        b_row = k
+    for i in range(first, last):
+        of, block = part, i
+        if PARTS > 1:
+            _, of, block = gathered_block(i, blocks, PARTS, K_PER_FLAG)
+        k = block * BLOCK_K
+        b_k = k
         if ALONG_K:
-            b_row = k + rotated_rank(origin, part, WORLD) * depth
-        b_ptrs = b_ptr + (b_row.to(tl.int64) * stride_bk)[:, None] + b_columns[None, :]
-        b = tl.load(b_ptrs, mask=inside[:, None] & column_mask[None, :], other=0.0)
+            b_k = k + rotated_rank(origin, of, WORLD) * depth
+        if DESCRIPTORS:
+            a = a_desc.load([of * part_rows + a_row, k])
+            if B_TRANSPOSED:
+                b = b_desc.load([b_column, b_k]).T
+            else:
+                b = b_desc.load([b_k, b_column])
+        else:
+            inside = k + offsets < depth
+            a_part = a_ptr + tl.cast(of, tl.int64) * stride_part
+            a_ptrs = a_part + a_rows[:, None] + ((k + offsets).to(tl.int64) * stride_ak)[None, :]
+            link.pace_read(a_ptrs, me, owner, link_context)
+            a = tl.load(a_ptrs, mask=row_mask[:, None] & inside[None, :], other=0.0)
+            b_ptrs = b_ptr + ((b_k + offsets).to(tl.int64) * stride_bk)[:, None] + b_columns[None, :]
+            b = tl.load(b_ptrs, mask=inside[:, None] & column_mask[None, :], other=0.0)
         acc = numeric.mma(a, b, acc, PRECISION)
     return acc

@@ -21,6 +21,12 @@ Over ranks, so that not all ranks turn to the same one at once:
     for step in range(world_size - 1):
         peer = peer_rank(rank, step + tile, world_size)      # peers only; tiles begin with different ones
 
+Where peers' parts of A are fetched in pieces (blocks of K for a row of tiles) while they are multiplied:
+
+    for item in range(tiles_m * groups * parts):             # every piece once, stage by stage
+        part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M)
+        flag = piece_flag(part, tile_m, group, tiles_m, groups, parts, ALONG_K)
+
 Every function is a permutation or a partition for any sizes of at least 1. Numbers may be blocks or scalars.
 """
 
@@ -169,3 +175,91 @@ def chunk_extent(extent, world_size):
 def chunk_first(extent, rank, world_size):
     """Where the chunk of ``rank`` begins, see :func:`chunk_extent`; may be past ``extent``, the chunk is empty then."""
     return rank * ((extent + world_size - 1) // world_size)
+
+
+@triton.jit
+def fetched_piece(item, tiles_m, groups, parts, STAGE_M: tl.constexpr):
+    """Part, row of tiles and group of K blocks of the ``item``-th piece to fetch, of ``tiles_m * groups * parts``.
+
+    Parts innermost, so that pieces that are fetched side by side come from different peers; then the rows of a stage of
+    ``STAGE_M`` rows of tiles, so that all of them get their first group before any gets its second; then groups.
+    """
+    part = item % parts
+    piece = item // parts
+    stage = piece // (STAGE_M * groups)
+    rows = tl.minimum(tiles_m - stage * STAGE_M, STAGE_M)
+    within = piece - stage * STAGE_M * groups
+    group = within // rows
+    return part, stage * STAGE_M + within - group * rows, group
+
+
+@triton.jit
+def piece_flag(part, tile_m, group, tiles_m, groups, parts, ALONG_K: tl.constexpr):
+    """Number of the flag of a piece. Pieces that one tile of the output needs in turn have flags in a row: parts within
+    groups when A is sharded along K, groups of one part otherwise."""
+    if ALONG_K:
+        return (tile_m * groups + group) * parts + part
+    else:
+        return (part * tiles_m + tile_m) * groups + group
+
+
+@triton.jit
+def gathered_block(i, blocks, parts, K_PER_FLAG: tl.constexpr):
+    """Turn, part and block within the part, of the ``i``-th of ``blocks * parts`` blocks of K that a tile goes through.
+
+    A turn is a group of up to ``K_PER_FLAG`` blocks of one part. The parts' first groups come first, then their second
+    ones; the last group of a part may have fewer blocks. Number ``turn`` from 0 counts groups in that order.
+    """
+    whole = blocks // K_PER_FLAG * K_PER_FLAG
+    in_whole = i < whole * parts
+    length = tl.where(in_whole, K_PER_FLAG, tl.maximum(blocks - whole, 1))
+    within = tl.where(in_whole, i, i - whole * parts)
+    turn = within // length
+    first = tl.where(in_whole, turn // parts * K_PER_FLAG, whole)
+    return tl.where(in_whole, turn, whole // K_PER_FLAG * parts + turn), turn % parts, first + within - turn * length
+
+
+@triton.jit
+def turn_start(turn, blocks, parts, K_PER_FLAG: tl.constexpr):
+    """The number ``i`` of the first block of a turn, see :func:`gathered_block`."""
+    turns = blocks // K_PER_FLAG * parts
+    return tl.minimum(turn, turns) * K_PER_FLAG + tl.maximum(turn - turns, 0) * (blocks % K_PER_FLAG)
+
+
+@triton.jit
+def gathered_tile(tile, tiles_m, tiles_n, parts, STAGE_M: tl.constexpr, GROUP_M: tl.constexpr):
+    """Row shard (0: own, p + 1: part p), row within it and column of tile number ``tile``; A is sharded along M.
+
+    The own shard's tiles come first. Those of the parts follow stage by stage of ``STAGE_M`` rows, part after part in
+    each, which is the order in which :func:`fetched_piece` brings their rows.
+    """
+    own = tiles_m * tiles_n
+    later = tl.maximum(tile - own, 0)
+    stage = later // (STAGE_M * tiles_n * parts)
+    rows = tl.minimum(tiles_m - stage * STAGE_M, STAGE_M)
+    within = later - stage * STAGE_M * tiles_n * parts
+    part = within // (rows * tiles_n)
+    row, column = grouped_tile(within - part * rows * tiles_n, rows, tiles_n, GROUP_M)
+    own_row, own_column = staged_tile(tl.minimum(tile, own - 1), tiles_m, tiles_n, STAGE_M, GROUP_M)
+    first = tile < own
+    return (
+        tl.where(first, 0, part + 1),
+        tl.where(first, own_row, stage * STAGE_M + row),
+        tl.where(first, own_column, column),
+    )
+
+
+@triton.jit
+def divided_tile(item, whole, splits):
+    """Tile, and which of how many pieces of its K, for the ``item``-th piece of work.
+
+    The first ``whole`` tiles are one piece each; each of the others is divided into ``splits`` pieces, so that the last
+    tiles keep all programs busy.
+    """
+    later = item - whole
+    divided = later >= 0
+    return (
+        tl.where(divided, whole + later // splits, item),
+        tl.where(divided, later % splits, 0),
+        tl.where(divided, splits, 1),
+    )

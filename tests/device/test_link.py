@@ -9,7 +9,6 @@ import triton.language as tl
 
 from iris.device import _asm, link
 from iris.sim import pacing
-from iris.sim.loopback import carriage
 
 WORLD, ME = 16, 3
 FEMTOSECONDS = 20833  # a byte at 48 GB/s
@@ -143,9 +142,3 @@ def body_carry(ctx):
 
 def test_a_copy_of_pytorch_takes_the_links_it_comes_over(ranks):
     ranks(1).run(body_carry)
-
-
-def test_links_by_peer_carry_at_once():
-    received = {0: 48_000, 2: 96_000, 7: 48_000}
-    assert carriage(received, 48.0, per_peer=False) == (1, 4000, 1)
-    assert carriage(received, 48.0, per_peer=True) == (8, 2000, 0b10000101)

@@ -1,0 +1,30 @@
+"""Ranks that share a GPU, as far as it can be told without one."""
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from iris.sim.loopback import carriage, waits_for_stream
+
+
+def test_the_host_waits_where_values_come_to_it():
+    with FakeTensorMode():
+        here, there = torch.empty(4), torch.empty(4, device="cuda")
+        for name, args, waits in (
+            ("copy_", (there, there), False),
+            ("copy_", (there, here), True),
+            ("copy_", (here, there), True),
+            ("copy_", (there, 1.0), True),
+            ("cpu", (there,), True),
+            ("cpu", (here,), False),
+            ("tensor", ([1, 2],), True),
+            ("item", (there,), True),
+            ("add", (there, there), False),
+            ("equal", (here, there), True),
+        ):
+            assert waits_for_stream(name, args) == waits, (name, args)
+
+
+def test_links_by_peer_carry_at_once():
+    received = {0: 48_000, 2: 96_000, 7: 48_000}
+    assert carriage(received, 48.0, per_peer=False) == (1, 4000, 1)
+    assert carriage(received, 48.0, per_peer=True) == (8, 2000, 0b10000101)

@@ -51,18 +51,24 @@ bench.main()
 """
 
 
-@pytest.mark.parametrize("how", [["--loopback"], []], ids=["loopback", "processes"])
-def test_times_of_the_gpu(tmp_path, how):
-    program, out = tmp_path / "program.py", tmp_path / "out.json"
-    program.write_text(PROGRAM)
+def measured(tmp_path, how, program, *options):
+    """What a benchmark script measures on two ranks."""
     ours = ("IRIS_", "TRITON_INTERPRET")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "_iris_command", "run", *how, "-n", "2", str(program)]
-    options = ["--n_warmup=5", "--n_repeat=10", f"--benchmark_out={out}", "--heap_size=100000000"]
-    done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, timeout=110)
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "_iris_command", "run", *how, "-n", "2", str(program), *options]
+    command += [f"--benchmark_out={out}", "--heap_size=100000000"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
-    records = json.loads(out.read_text())
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("how", [["--loopback"], []], ids=["loopback", "processes"])
+def test_times_of_the_gpu(tmp_path, how):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    records = measured(tmp_path, how, program, "--n_warmup=5", "--n_repeat=10")
     assert len(records) == 2 * 2 * 2 + 2
     for record in records:
         assert record["environment"]["clock"] == "gpu"
@@ -79,3 +85,31 @@ def test_times_of_the_gpu(tmp_path, how):
         else:
             assert not record["graph"]
             assert "not captured in a graph" in record["note"]
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["all ranks", "alone"])
+@pytest.mark.parametrize("how", [["--loopback"], ["--loopback", "--link-gbps", "10"], []], ids=["free", "paced", "mps"])
+def test_the_benchmark_of_all_gather_matmul(tmp_path, how, alone):
+    script = ROOT / "benchmarks" / "bench_all_gather_matmul.py"
+    options = ["--axis_M=4096", "--axis_N=512", "--axis_K=512", "--axis_gather_dim=0,1", "--n_repeat=5"]
+    records = measured(tmp_path, how, script, "--axis_num_ranks=2", *(["--alone"] if alone else []), *options)
+    for record in records:
+        name = record["params"]["algorithm"]
+        if alone and not how:
+            assert record["skip_reason"].startswith("--alone is for ranks in one process")
+            continue
+        if name not in ("torch_fused", "copy_engine"):
+            assert not record["skipped"], record
+        if record["skipped"]:
+            continue
+        assert record["validated"]
+        assert record["timed_ranks"] == ([0] if alone else None)
+        least_ms = 4096 * 512 / 10e9 * 1e3  # a shard, 2 bytes an element
+        if "--link-gbps" in how:
+            assert record["environment"]["emulated_link"] == "10 GB/s a direction for all peers together"
+            if name not in ("matmul", "own matmul"):
+                assert record["gpu_time_ms"] >= 0.95 * least_ms, record
+        elif how:
+            assert record["environment"]["emulated_link"] == ""
+            if name == "gather":
+                assert record["gpu_time_ms"] < least_ms, record

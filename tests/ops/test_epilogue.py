@@ -149,6 +149,30 @@ def test_scales_are_read_from_memory(ranks, world, algorithm):
     ranks(world).run(body_exact, algorithm)
 
 
+def body_divided(ctx):
+    """One tile and two programs, so each multiplies half of K: the epilogue comes once, after both halves."""
+    device = ctx.get_device()
+    M, N, K = 20, 40, 16 * TILES.block_size_k
+    bias = random_tensor((N,), torch.float32, seed=4, rank=0)
+    for dtype, activation in ((torch.bfloat16, "gelu"), (E4M3, "silu")):
+        a, b, shards = inputs(ctx, M, N, K, dtype, seed=6)
+        values = (torch.tensor(0.05), torch.tensor(0.9)) if dtype == E4M3 else (None, None)
+        scale_a, scale_b = (value if value is None else value.to(device) for value in values)
+        out = unwritten(ctx, M, N, torch.float32)
+        ctx.ops.all_gather_matmul(
+            out, a, b, bias.to(device), activation=activation, scale_a=scale_a, scale_b=scale_b,
+            **ALGORITHMS["hbm_buffer"],
+        )  # fmt: skip
+        ctx.synchronize()
+        assert_rounded_once(out, reference(shards, b.cpu(), bias, 1, activation, *values), K)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("world", [2])
+def test_a_divided_tile_has_one_epilogue(ranks, world):
+    ranks(world).run(body_divided)
+
+
 def body_plan(ctx):
     world, device = ctx.get_num_ranks(), ctx.get_device()
     a, b, shards = inputs(ctx, 16, 16, 16 * world, E4M3)

@@ -9,6 +9,7 @@ from iris.sim.loopback import carriage, waits_for_stream
 def test_the_host_waits_where_values_come_to_it():
     with FakeTensorMode():
         here, there = torch.empty(4), torch.empty(4, device="cuda")
+        mask = torch.empty(4, dtype=torch.bool, device="cuda")
         for name, args, waits in (
             ("copy_", (there, there), False),
             ("copy_", (there, here), True),
@@ -20,6 +21,13 @@ def test_the_host_waits_where_values_come_to_it():
             ("item", (there,), True),
             ("add", (there, there), False),
             ("equal", (here, there), True),
+            ("__getitem__", (there, slice(0, 2)), False),
+            ("__getitem__", (there, (..., 1)), False),
+            ("__getitem__", (there, mask), True),
+            ("__setitem__", (there, 0, 1.0), False),
+            ("__setitem__", (there, slice(0, 4), mask), False),
+            ("__setitem__", (there, slice(0, 4), here), True),
+            ("__setitem__", (there, mask, 1.0), True),
         ):
             assert waits_for_stream(name, args) == waits, (name, args)
 

@@ -138,7 +138,16 @@ def waits_for_stream(name: str, args: Sequence[Any]) -> bool:
     on_gpu = [isinstance(argument, torch.Tensor) and argument.is_cuda for argument in args]
     if name == "copy_" and on_gpu[:2] == [True, True]:
         return False
+    if name in ("__getitem__", "__setitem__") and on_gpu[0] and _places_alone(args[1]):
+        # A view; what is written to it comes from a number or another tensor of the GPU.
+        return name == "__setitem__" and isinstance(args[2], torch.Tensor) and not on_gpu[2]
     return name in _COPIES or (name in _HOST_FUNCTIONS and any(on_gpu))
+
+
+def _places_alone(index: Any) -> bool:
+    """Whether an index selects by numbers and slices; PyTorch counts the elements that a mask selects on the host."""
+    every = index if isinstance(index, tuple) else (index,)
+    return all(one is None or one is ... or type(one) in (int, slice) for one in every)
 
 
 class _HostReads(TorchFunctionMode):

@@ -1,5 +1,7 @@
 """Ranks that share a GPU, as far as it can be told without one."""
 
+from types import SimpleNamespace
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -21,6 +23,7 @@ def test_the_host_waits_where_values_come_to_it():
             ("item", (there,), True),
             ("add", (there, there), False),
             ("equal", (here, there), True),
+            ("as_tensor", (SimpleNamespace(__cuda_array_interface__={}),), False),
             ("__getitem__", (there, slice(0, 2)), False),
             ("__getitem__", (there, (..., 1)), False),
             ("__getitem__", (there, mask), True),

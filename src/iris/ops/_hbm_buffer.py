@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,7 @@ from iris.errors import UnsupportedError
 from iris.ops._hbm_buffer_kernel import arrived_kernel, bring_kernel, carried_kernel, hbm_buffer_kernel, inputs_kernel
 from iris.ops.config import HbmBufferConfig
 from iris.runtime import launch
-from iris.runtime.links import link_of
+from iris.runtime.links import incoming_rate, link_of
 
 if TYPE_CHECKING:
     from iris.ops.arguments import Problem
@@ -27,6 +30,11 @@ _AHEAD = 32
 _WHOLE = 1 << 20
 _MOST_SPLITS = 8
 _LEAST_BLOCKS = 8  # of K in a piece of a divided tile: fewer do not pay for the exchange of sums
+_LEAVE, _ADD = 0.06, 0.06  # what leaving a sum and adding one take, of the time for a tile
+# Bytes a second that a program fetches, and 1-byte operations a second that it multiplies: measured on an H200.
+_FETCHER_RATE = 30e9
+_UNDER_WAY = 64 << 10  # bytes that a fetcher reads at once; they take a quarter of its registers
+_PROGRAM_FLOPS = 12e12
 _ALIGNMENT = 16  # bytes; of addresses and strides that a tensor descriptor takes
 
 
@@ -101,7 +109,13 @@ def schedule(ctx: Iris, problem: Problem, config: HbmBufferConfig, a: torch.Tens
     pieces = tiles_m * groups * parts
     fetchers = 0 if copied or not pieces else min(config.num_fetch_sms, programs, pieces)
     first = 0 if copied or not pieces else min(config.first_stage_fetch_sms, programs, pieces)
-    whole, splits = _divided(tiles, programs, blocks * (problem.world_size if problem.gather_dim == 1 else 1))
+    whole, splits = _divided(
+        tiles,
+        programs,
+        blocks * (problem.world_size if problem.gather_dim == 1 else 1),
+        fetchers if fetchers < programs else 0,
+        _fetch_time(ctx, problem, config, fetchers, a.numel() * a.element_size() * parts),
+    )
     work = whole + (tiles - whole) * splits
 
     descriptors = _takes_descriptors(ctx, problem, config, a, b)
@@ -246,21 +260,63 @@ def _bring(ctx: Iris, mine: torch.Tensor, target: torch.Tensor, peer: int, flag:
         launch.start(ctx, arrived_kernel, (1,), flag, num_warps=1)
 
 
-def _divided(tiles: int, programs: int, blocks: int) -> tuple[int, int]:
+def _divided(tiles: int, programs: int, blocks: int, fetchers: int, busy: float) -> tuple[int, int]:
     """How many tiles stay whole, and into how many pieces each of the others is divided.
 
-    The tiles that do not fill a wave of programs are divided so that they do, as the stream-K decomposition of Osama et
-    al. (2023) does with its last wave.
+    Dividing the last tiles along K, as stream-K does (Osama et al., 2023), keeps all programs at work to the end. The
+    choice is the one of the least makespan when programs take work as they become free.
+
+    Args:
+        tiles: tiles of the output. programs: programs. blocks: blocks of K that a tile goes through.
+        fetchers: programs that come to multiply later than the others, after ``busy`` times what a tile takes.
     """
-    rest = tiles % programs
-    splits = min(programs // rest, _MOST_SPLITS, blocks // _LEAST_BLOCKS) if rest else 1
-    return (tiles - rest, splits) if splits > 1 else (tiles, 1)
+    most = min(_MOST_SPLITS, blocks // _LEAST_BLOCKS)
+    if tiles % programs == 0 and not fetchers:
+        return tiles, 1
+    best, chosen = math.inf, (tiles, 1)
+    behind = tiles % programs
+    for further in {0, fetchers, 2 * fetchers, programs // 3, programs // 2} if fetchers else {0}:
+        whole = max(0, tiles - behind - further)
+        for splits in range(1, most + 1):
+            # What the fetchers take is an estimate, so the choice has to do for more and for less.
+            took = sum(
+                _makespan(programs, fetchers, busy * factor, whole, tiles - whole, splits) for factor in (0.7, 1.0, 1.4)
+            )
+            if took < best:
+                best, chosen = took, (whole, splits) if splits > 1 else (tiles, 1)
+    return chosen
+
+
+def _makespan(programs: int, fetchers: int, busy: float, whole: int, divided: int, splits: int) -> float:
+    """When the last program ends, in times that a tile takes."""
+    # Whole rounds of whole tiles change nothing but the start, so only the last few are gone through.
+    rounds = max(0, whole // programs - 1 - math.ceil(busy))
+    free = [0.0] * (programs - fetchers) + [busy] * fetchers
+    left = whole - rounds * programs
+    pieces = [1 / splits + _LEAVE] * (splits - 1) + [1 / splits + _ADD * (splits - 1)]
+    end = 0.0
+    for length in itertools.chain(itertools.repeat(1.0, left), *itertools.repeat(pieces, divided)):
+        # The heap holds when each program becomes free.
+        end = max(end, free[0] + length)
+        heapq.heapreplace(free, free[0] + length)
+    return rounds + end
+
+
+def _fetch_time(ctx: Iris, problem: Problem, config: HbmBufferConfig, fetchers: int, nbytes: int) -> float:
+    """How long the fetchers need for so many bytes, in times that a tile takes; an estimate."""
+    if not fetchers:
+        return 0.0
+    rate = min(fetchers * _FETCHER_RATE, incoming_rate(ctx, problem.world_size - 1))
+    flops = 2 * config.block_size_m * config.block_size_n * problem.K
+    return nbytes / rate / (flops * problem.a_dtype.itemsize / _PROGRAM_FLOPS)
 
 
 def _fetch_columns(config: HbmBufferConfig, itemsize: int) -> int:
-    """Columns that a fetcher reads at once: 64 KiB, what its registers hold, or a whole piece if that is less."""
+    """Columns that a fetcher reads at once: as many bytes as it has under way, or a whole piece if that is less."""
     columns = config.block_size_k
-    while columns < config.block_size_k * config.k_per_flag and 2 * columns * config.block_size_m * itemsize <= 65536:
+    while (
+        columns < config.block_size_k * config.k_per_flag and 2 * columns * config.block_size_m * itemsize <= _UNDER_WAY
+    ):
         columns *= 2
     return columns
 

@@ -136,6 +136,43 @@ def _fetch(
         item = following
 
 
+@triton.jit
+def _finish(
+    acc,
+    sums_ptr,
+    count,
+    first,
+    out_ptr,
+    row_mask,
+    out_rows,
+    column,
+    N,
+    stride_om,
+    stride_on,
+    bias_ptr,
+    stride_biasm,
+    stride_biasn,
+    scale_a_ptr,
+    scale_b_ptr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """Add ``count`` sums of other programs to the ``WIDTH`` columns from ``first`` on of a tile and write them."""
+    offsets = first + tl.arange(0, WIDTH)
+    place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + offsets[None, :]
+    for other in range(count):
+        acc += tl.load(sums_ptr + tl.cast(other, tl.int64) * (BLOCK_M * BLOCK_N) + place)
+    columns = column + offsets
+    write_tile(
+        acc, out_ptr, out_rows, columns, row_mask[:, None] & (columns < N)[None, :], stride_om, stride_on,
+        bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["index", "fetchers", "first_fetchers", "whole", "splits"])
 def hbm_buffer_kernel(
     a_desc,
@@ -317,32 +354,31 @@ def hbm_buffer_kernel(
             # The other pieces were given out before this one, to programs that wait for fetchers only.
             for other in range(pieces - 1):
                 signal.wait(partials + sums + other, epoch, context, rank, KERNEL)
-                acc += tl.load(sums_ptr + tl.cast(sums + other, tl.int64) * (BLOCK_M * BLOCK_N) + partial)
             # On its way while the tile is written. Not earlier: what is given out must be begun at once.
             item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
             out_rows = rows
             if GATHER_DIM == 0:
                 out_rows = rotated_rank(index, row_shard, WORLD) * M + rows
+            others = sums_ptr + tl.cast(sums, tl.int64) * (BLOCK_M * BLOCK_N)
+            column = tile_n * BLOCK_N
             if BLOCK_N >= 256:
-                # By halves: the shared memory through which a tile goes to become rows is then free sooner.
+                # By halves, for which registers and shared memory have room besides.
                 left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
-                columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N // 2)
-                mask = (rows < M)[:, None] & (columns < N)[None, :]
-                write_tile(
-                    left, out_ptr, out_rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
-                    scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
+                _finish(
+                    left, others, pieces - 1, 0, out_ptr, rows < M, out_rows, column, N, stride_om, stride_on,
+                    bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
+                    BLOCK_M, BLOCK_N, BLOCK_N // 2, HAS_BIAS, HAS_SCALES, ACTIVATION,
                 )  # fmt: skip
-                columns += BLOCK_N // 2
-                mask = (rows < M)[:, None] & (columns < N)[None, :]
-                write_tile(
-                    right, out_ptr, out_rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
-                    scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
+                _finish(
+                    right, others, pieces - 1, BLOCK_N // 2, out_ptr, rows < M, out_rows, column, N, stride_om,
+                    stride_on, bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
+                    BLOCK_M, BLOCK_N, BLOCK_N // 2, HAS_BIAS, HAS_SCALES, ACTIVATION,
                 )  # fmt: skip
             else:
-                mask = (rows < M)[:, None] & (columns < N)[None, :]
-                write_tile(
-                    acc, out_ptr, out_rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
-                    scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
+                _finish(
+                    acc, others, pieces - 1, 0, out_ptr, rows < M, out_rows, column, N, stride_om, stride_on,
+                    bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
+                    BLOCK_M, BLOCK_N, BLOCK_N, HAS_BIAS, HAS_SCALES, ACTIVATION,
                 )  # fmt: skip
         if TRACING:
             tracing.end(context, span)

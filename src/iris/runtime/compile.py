@@ -41,7 +41,8 @@ def compile_kernel(kernel: Any, target: Target, arguments: Mapping[str, Any], **
         kernel: a ``@triton.jit`` function, decorated while kernels are compiled (the ``gpu`` runtime).
         target: what to compile for; the device need not be there.
         arguments: for each parameter either a type name (``"*fp16"``, ``"i32"``) or, for ``tl.constexpr`` parameters
-            and those to be specialised, a value; a tensor descriptor is ``"tensordesc<fp16[128, 64]>"``. Pointers are taken to be aligned to 16 bytes and ``"i32:16"`` to be a
+            and those to be specialised, a value; a tensor descriptor is ``"tensordesc<fp16[128, 64]>"``.
+            Pointers are taken to be aligned to 16 bytes and ``"i32:16"`` to be a
             multiple of 16, as the launcher finds them: without it loads are narrow and loops are not pipelined.
         options: launch options of any vendor.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris import _env
+from iris.runtime.local import current_world
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -26,6 +28,21 @@ def link_of(ctx: Iris) -> str:
     if target.vendor == "amd":
         return "xgmi"
     return "nvlink" if _nvlinks(ctx.gpu_id or 0) else "pcie"
+
+
+# Bytes a second that a GPU receives: from all peers together through NVLink's switches and PCIe, from each of them
+# through xGMI. Attainable ones, for estimates.
+_TOGETHER = {"nvlink": 370e9, "pcie": 25e9}
+_EACH = {"xgmi": 48e9}
+
+
+def incoming_rate(ctx: Iris, peers: int) -> float:
+    """Bytes a second that a rank can receive from so many peers at once; infinite where ranks share memory."""
+    gpu = getattr(current_world(), "gpu", None) if ctx.runtime == "loopback" else None
+    if gpu is not None and gpu.link_gbps:  # an imitated link
+        return gpu.link_gbps * 1e9 * (peers if gpu.link_per_peer else 1)
+    link = link_of(ctx)
+    return _EACH[link] * peers if link in _EACH else _TOGETHER.get(link, math.inf)
 
 
 def _nvlinks(device: int) -> bool:

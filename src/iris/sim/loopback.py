@@ -138,6 +138,8 @@ def waits_for_stream(name: str, args: Sequence[Any]) -> bool:
     on_gpu = [isinstance(argument, torch.Tensor) and argument.is_cuda for argument in args]
     if name == "copy_" and on_gpu[:2] == [True, True]:
         return False
+    if name in ("tensor", "as_tensor") and hasattr(args[0], "__cuda_array_interface__"):
+        return False  # memory that is there already
     if name in ("__getitem__", "__setitem__") and on_gpu[0] and _places_alone(args[1]):
         # A view; what is written to it comes from a number or another tensor of the GPU.
         return name == "__setitem__" and isinstance(args[2], torch.Tensor) and not on_gpu[2]

@@ -2,18 +2,43 @@
 
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 import iris
+from iris import _target
 from iris.errors import ArgumentError, DeviceMismatch, IrisError, NotSymmetricError, RankMismatch, UnsupportedError
 from iris.ops import FusedConfig
+from iris.ops._all_gather_matmul_call import checked
+from iris.ops.config import HbmBufferConfig
 from iris.testing.numeric import assert_bitwise_equal, assert_close, random_tensor, tolerance
 from iris.testing.reference import all_gather_matmul as reference
 
 SMALL = FusedConfig(32, 32, 32, group_size_m=2, num_warps=4)
-ALGORITHMS = {"auto": {}, "pull": {"algorithm": "pull", "config": SMALL}, "torch": {"algorithm": "torch"}}
+# Few programs: an interpreted program costs time even when it finds nothing to do.
+FETCHED = HbmBufferConfig(
+    32, 32, 32, group_size_m=2, num_warps=4, k_per_flag=2, num_fetch_sms=2, num_fetch_stages=2,
+    first_stage_fetch_sms=3, num_sms=5,
+)  # fmt: skip
+COPIED = replace(FETCHED, transport="copy_engine")
+ALGORITHMS = {
+    "auto": {},
+    "pull": {"algorithm": "pull", "config": SMALL},
+    "torch": {"algorithm": "torch"},
+    "hbm_buffer": {"algorithm": "hbm_buffer", "config": FETCHED},
+    "copy_engine": {"algorithm": "copy_engine", "config": COPIED},
+}
+STAGED = ("hbm_buffer", "copy_engine")
+# The whole matrix for every algorithm; the interpreter takes minutes for those with a staging buffer, so of these the
+# default run has selections only: the tests named "staged".
+SLOW = [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(400)]) for name in STAGED]
+staged_parameter = pytest.mark.parametrize("algorithm", STAGED)
+
+
+def slow(*values):
+    return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.timeout(400)])
 
 
 def shard_shape(M, K, world, gather_dim):
@@ -64,7 +89,7 @@ def body_shapes(ctx, algorithm, cases):
         ctx.barrier()
 
 
-@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+@pytest.mark.parametrize("algorithm", ["auto", "pull", "torch", *SLOW])
 def test_ragged_shapes(ranks, world, algorithm):
     sizes = [(1, 1), (7, 96), (100, 33), (65, 70)]
     depths = [1 * world, 16 * world, 33 * world]
@@ -92,7 +117,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 PAIRS = [(d, d) for d in (torch.float32, torch.float16, torch.bfloat16, torch.int8, *FP8)] + [FP8]
 
 
-@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+@pytest.mark.parametrize("algorithm", ["pull", "torch", *SLOW])
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(str(d).removeprefix("torch.") for d in pair))
 def test_dtypes(ranks, world, pair, algorithm):
     if pair[0] == torch.int8 and algorithm == "torch":
@@ -109,10 +134,19 @@ def body_random(ctx, dtype, algorithm):
     check(ctx, out, shards, b_host, bias)
 
 
-@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+@pytest.mark.parametrize("algorithm", ["pull", "torch", *SLOW])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_random_data_within_tolerance(ranks, world, dtype, algorithm):
     ranks(world).run(body_random, dtype, algorithm)
+
+
+def refuse_strided(ctx, out, a, b, gather_dim=1):
+    """Copies bring rows that lie together and nothing else."""
+    strides = str(tuple(a.stride()))
+    expect(UnsupportedError, "copy engine", strides, "A_sharded.contiguous()", "transport='sm'")(
+        lambda: ctx.ops.all_gather_matmul(out, a, b, gather_dim=gather_dim, **ALGORITHMS["copy_engine"])
+    )
+    assert out.isnan().all()
 
 
 def body_transposes(ctx, algorithm):
@@ -123,6 +157,9 @@ def body_transposes(ctx, algorithm):
             ctx, M, N, K, torch.float16, transpose=transpose, gather_dim=gather_dim, integers=True
         )
         column_major = torch.full((N, M), float("nan"), dtype=torch.float16, device=ctx.get_device()).t()
+        if algorithm == "copy_engine" and transpose[0] == "T" and world > 1:
+            refuse_strided(ctx, out, a, b, gather_dim)
+            continue
         for target in (out, column_major):
             workspace = ctx.ops.all_gather_matmul(target, a, b, **ALGORITHMS[algorithm], gather_dim=gather_dim)
             check(ctx, target, shards, b_host, None, gather_dim, integers=True)
@@ -130,7 +167,7 @@ def body_transposes(ctx, algorithm):
         ctx.barrier()
 
 
-@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+@pytest.mark.parametrize("algorithm", ["pull", "torch", *SLOW])
 def test_all_four_transposes(ranks, world, algorithm):
     ranks(world).run(body_transposes, algorithm)
 
@@ -143,6 +180,9 @@ def body_strides(ctx, algorithm):
     b_whole = random_tensor((K_local * world, 3 * N), torch.float16, seed=2, rank=0, integers=True)
     b = b_whole.to(device)[:, 1::3]
     out = torch.full((2 * M, 2 * N), 7.0, dtype=torch.float16, device=device)
+    if algorithm == "copy_engine" and world > 1:
+        refuse_strided(ctx, torch.full((M, N), float("nan"), dtype=torch.float16, device=device), a, b)
+        a = ctx.as_symmetric(a.contiguous())
     ctx.ops.all_gather_matmul(out[::2, 1::2], a, b, **ALGORITHMS[algorithm])
     check(ctx, out[::2, 1::2], [w[:, ::2] for w in whole], b_whole[:, 1::3], integers=True)
     assert (out[1::2] == 7).all(), "written outside the output"
@@ -150,7 +190,7 @@ def body_strides(ctx, algorithm):
     ctx.barrier()
 
 
-@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+@pytest.mark.parametrize("algorithm", ["pull", "torch", *SLOW])
 def test_strided_views(ranks, world, algorithm):
     ranks(world).run(body_strides, algorithm)
 
@@ -191,7 +231,7 @@ def body_bias(ctx, algorithm, gather_dim):
 
 
 @pytest.mark.parametrize("gather_dim", [0, 1])
-@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+@pytest.mark.parametrize("algorithm", ["pull", "torch", *SLOW])
 def test_bias_axes(ranks, world, algorithm, gather_dim):
     ranks(world).run(body_bias, algorithm, gather_dim)
 
@@ -247,7 +287,7 @@ def body_reuse(ctx, algorithm):
     ctx.barrier()
 
 
-@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+@pytest.mark.parametrize("algorithm", ["pull", "torch", *SLOW])
 def test_one_workspace_many_calls(ranks, world, algorithm):
     ranks(world).run(body_reuse, algorithm)
 
@@ -281,7 +321,7 @@ def body_async(ctx, algorithm):
     ctx.barrier()
 
 
-@pytest.mark.parametrize("algorithm", ["pull", "torch"])
+@pytest.mark.parametrize("algorithm", ["pull", "torch", *SLOW])
 def test_async_op_then_wait(ranks, world, algorithm):
     ranks(world).run(body_async, algorithm)
 

@@ -25,7 +25,8 @@ ROLES = tl.constexpr(0)  # programs that have started
 FETCHES = tl.constexpr(1)  # pieces of A that a program has taken to fetch
 TILES = tl.constexpr(2)  # pieces of work on the output that a program has taken
 EPOCH = tl.constexpr(3)  # calls before this one
-QUEUE_WORDS = 4
+FETCHED = tl.constexpr(4)  # pieces of A that have come
+QUEUE_WORDS = 5
 
 _FETCH = tl.constexpr(int(Event.FETCH))
 _COMPUTE = tl.constexpr(int(Event.COMPUTE))
@@ -63,6 +64,36 @@ def carried_kernel(nbytes, rank, peer, context):
 
 
 @triton.jit
+def _chunk(
+    a_ptr,
+    staged_ptr,
+    M,
+    stride_am,
+    stride_ak,
+    stride_part,
+    stride_sm,
+    stride_sk,
+    part,
+    tile_m,
+    start,
+    last,
+    rank,
+    peer,
+    context,
+    BLOCK_M: tl.constexpr,
+    FETCH_K: tl.constexpr,
+):
+    """Where columns ``start`` to ``last - 1``, at most ``FETCH_K``, of a row of tiles lie with the peer, where they go,
+    and which there are."""
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = start + tl.arange(0, FETCH_K)
+    wide_rows, wide_k = rows.to(tl.int64)[:, None], k.to(tl.int64)[None, :]
+    source = translate(a_ptr, rank, peer, context + 2) + wide_rows * stride_am + wide_k * stride_ak
+    target = staged_ptr + tl.cast(part, tl.int64) * stride_part + wide_rows * stride_sm + wide_k * stride_sk
+    return source, target, (rows < M)[:, None] & (k < last)[None, :]
+
+
+@triton.jit
 def _fetch(
     a_ptr,
     staged_ptr,
@@ -94,46 +125,91 @@ def _fetch(
     KERNEL: tl.constexpr,
 ):
     """Bring pieces of the peers' shards into the staging buffer until none is left, or with a role past ``fetchers``
-    until the first stage has been given out."""
+    until the first stage has been given out.
+
+    While a chunk of a piece is stored and a piece announced, the next chunk is on its way, be it of the next piece.
+    """
     rank = tl.load(members + index)
     parts: tl.constexpr = WORLD - 1
     tiles_m = tl.cdiv(M, BLOCK_M)
     groups = tl.cdiv(tl.cdiv(K_shard, BLOCK_K), K_PER_FLAG)
     items = tiles_m * groups * parts
     of_first_stage = tl.minimum(STAGE_M, tiles_m) * groups * parts
+    element: tl.constexpr = element_bytes(a_ptr.dtype)
     ready = tl.full((), 0, tl.int64)  # a bit for each part whose owner has said that it may be read
     item = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
-    while item < items:
-        # The next number is on its way while this piece is.
-        following = items
-        if (role < fetchers) | (item < of_first_stage):
-            following = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
+    if item < items:
         part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M)
         peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
-        bit = tl.full((), 1, tl.int64) << (part % 64)
-        if (ready & bit) == 0:
-            wait_for_input(flags, counters, peer, context, KERNEL)
-            if parts <= 64:
-                ready |= bit
+        wait_for_input(flags, counters, peer, context, KERNEL)
+        if parts <= 64:
+            ready |= tl.full((), 1, tl.int64) << part
         if TRACING:
             span = tracing.start(context, _FETCH, peer, tile_m, group)
-        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        shard = translate(a_ptr, rank, peer, context + 2) + (rows.to(tl.int64) * stride_am)[:, None]
-        stage = staged_ptr + tl.cast(part, tl.int64) * stride_part + (rows.to(tl.int64) * stride_sm)[:, None]
         first = group * (K_PER_FLAG * BLOCK_K)
         last = tl.minimum(first + K_PER_FLAG * BLOCK_K, K_shard)
-        nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * element_bytes(a_ptr.dtype)
+        nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * element
         due = link.charge(nbytes, rank, peer, context + 2)
-        for start in range(first, last, FETCH_K):
-            k = start + tl.arange(0, FETCH_K)
-            inside = (rows < M)[:, None] & (k < last)[None, :]
-            value = tl.load(shard + (k.to(tl.int64) * stride_ak)[None, :], mask=inside, other=0.0)
-            tl.store(stage + (k.to(tl.int64) * stride_sk)[None, :], value, mask=inside)
-        link.carried(due)
-        signal.publish(fetched + piece_flag(part, tile_m, group, tiles_m, groups, parts, GATHER_DIM == 1), epoch)
-        if TRACING:
-            tracing.end(context, span)
-        item = following
+        source, target, mask = _chunk(
+            a_ptr, staged_ptr, M, stride_am, stride_ak, stride_part, stride_sm, stride_sk,
+            part, tile_m, first, last, rank, peer, context, BLOCK_M, FETCH_K,
+        )  # fmt: skip
+        value = tl.load(source, mask=mask, other=0.0)
+        while item < items:
+            # The next number is on its way while this piece is.
+            following = items
+            if (role < fetchers) | (item < of_first_stage):
+                following = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
+            start = first
+            for start_of_next in range(first + FETCH_K, last, FETCH_K):
+                source, _, next_mask = _chunk(
+                    a_ptr, staged_ptr, M, stride_am, stride_ak, stride_part, stride_sm, stride_sk,
+                    part, tile_m, start_of_next, last, rank, peer, context, BLOCK_M, FETCH_K,
+                )  # fmt: skip
+                next_value = tl.load(source, mask=next_mask, other=0.0)
+                _, target, mask = _chunk(
+                    a_ptr, staged_ptr, M, stride_am, stride_ak, stride_part, stride_sm, stride_sk,
+                    part, tile_m, start, last, rank, peer, context, BLOCK_M, FETCH_K,
+                )  # fmt: skip
+                tl.store(target, value, mask=mask)
+                value = next_value
+                start = start_of_next
+            _, target, mask = _chunk(
+                a_ptr, staged_ptr, M, stride_am, stride_ak, stride_part, stride_sm, stride_sk,
+                part, tile_m, start, last, rank, peer, context, BLOCK_M, FETCH_K,
+            )  # fmt: skip
+            flag = fetched + piece_flag(part, tile_m, group, tiles_m, groups, parts, GATHER_DIM == 1)
+            arrives = due
+            if TRACING:
+                done = span
+            if following < items:
+                part, tile_m, group = fetched_piece(following, tiles_m, groups, parts, STAGE_M)
+                peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
+                bit = tl.full((), 1, tl.int64) << (part % 64)
+                if (ready & bit) == 0:
+                    wait_for_input(flags, counters, peer, context, KERNEL)
+                    if parts <= 64:
+                        ready |= bit
+                if TRACING:
+                    span = tracing.start(context, _FETCH, peer, tile_m, group)
+                first = group * (K_PER_FLAG * BLOCK_K)
+                last = tl.minimum(first + K_PER_FLAG * BLOCK_K, K_shard)
+                nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * element
+                due = link.charge(nbytes, rank, peer, context + 2)
+            source, _, next_mask = _chunk(
+                a_ptr, staged_ptr, M, stride_am, stride_ak, stride_part, stride_sm, stride_sk,
+                part, tile_m, first, tl.where(following < items, last, first), rank, peer, context, BLOCK_M, FETCH_K,
+            )  # fmt: skip
+            next_value = tl.load(source, mask=next_mask, other=0.0)
+            tl.store(target, value, mask=mask)
+            value = next_value
+            link.carried(arrives)
+            signal.publish(flag, epoch)
+            # After the flag: who sees all of them here need not look at any flag.
+            tl.atomic_add(queue + FETCHED, 1, sem="release", scope="gpu")
+            if TRACING:
+                tracing.end(context, done)
+            item = following
 
 
 @triton.jit
@@ -279,6 +355,7 @@ def hbm_buffer_kernel(
     offsets_n = tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, AHEAD)
     partial = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    everything = 0  # whether all pieces of A have come, as far as this program has seen
     item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
     while item < items:
         tile, piece, pieces = divided_tile(item, whole, splits)
@@ -318,23 +395,31 @@ def hbm_buffer_kernel(
                 # between groups, afterwards it goes through the rest without a stop. The reads are atomic because those
                 # give all threads of the program one number, and they acquire what they have seen.
                 turn, _, _ = gathered_block(position, blocks, sequence, K_PER_FLAG)
-                flag = base + tl.minimum(turn + lanes, turns * sequence - 1)
-                seen = tl.atomic_add(flag, tl.zeros((AHEAD,), tl.int32), sem="acquire", scope="sys")
-                come = tl.min(tl.where(seen - wanted < 0, lanes, AHEAD))
-                tl.debug_barrier()
-                if come == 0:
-                    come = 1
-                    peer = tl.load(members + rotated_rank(index, 1 + (part + turn) % parts, WORLD))
-                    if GATHER_DIM == 0:
-                        peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
-                    if TRACING:
-                        pause = tracing.start(context, _WAIT, peer, tile_m, turn)
-                    signal.wait(base + turn, wanted, context, peer, KERNEL)
-                    if TRACING:
-                        tracing.end(context, pause)
-                if DESCRIPTORS:
-                    _asm.order_descriptor_loads()
-                until = tl.minimum(turn_start(turn + come, blocks, sequence, K_PER_FLAG), end)
+                come = AHEAD
+                if everything == 0:
+                    if not COPIED:
+                        there = tl.atomic_add(queue + FETCHED, 0, sem="acquire", scope="gpu")
+                        everything = (there == tiles_m * turns * parts).to(tl.int32)
+                    if everything == 0:
+                        flag = base + tl.minimum(turn + lanes, turns * sequence - 1)
+                        seen = tl.atomic_add(flag, tl.zeros((AHEAD,), tl.int32), sem="acquire", scope="sys")
+                        come = tl.min(tl.where(seen - wanted < 0, lanes, AHEAD))
+                    tl.debug_barrier()
+                    if come == 0:
+                        come = 1
+                        peer = tl.load(members + rotated_rank(index, 1 + (part + turn) % parts, WORLD))
+                        if GATHER_DIM == 0:
+                            peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
+                        if TRACING:
+                            pause = tracing.start(context, _WAIT, peer, tile_m, turn)
+                        signal.wait(base + turn, wanted, context, peer, KERNEL)
+                        if TRACING:
+                            tracing.end(context, pause)
+                    if DESCRIPTORS:
+                        _asm.order_descriptor_loads()
+                until = end
+                if everything == 0:
+                    until = tl.minimum(turn_start(turn + come, blocks, sequence, K_PER_FLAG), end)
                 acc = multiply_blocks(
                     acc, staged_desc, staged_ptr, tile_m * BLOCK_M, rows.to(tl.int64) * stride_sm, rows < M,
                     part_rows, stride_part, stride_sk,
@@ -387,6 +472,7 @@ def hbm_buffer_kernel(
         tl.store(queue + ROLES, 0)
         tl.store(queue + FETCHES, 0)
         tl.store(queue + TILES, 0)
+        tl.store(queue + FETCHED, 0)
         tl.store(queue + EPOCH, epoch)
         if COPIED:
             # Before the next call's copies, which come after this kernel in the stream.

@@ -127,7 +127,7 @@ def staged(ctx: Iris, problem: Problem, algorithm: str | None, tiles: FusedConfi
     if tiles is None:
         tiles = fitted(ctx.target, problem)
         if tiles.block_size_m * tiles.block_size_n >= 128 * 256:
-            tiles = replace(tiles, num_stages=min(tiles.num_stages, 3))
+            tiles = replace(tiles, group_size_m=16)
     programs = tiles.num_sms or ctx.get_cu_count()
     rows = problem.M // (problem.world_size if problem.gather_dim == 0 else 1)
     tiles_m, tiles_n = -(-rows // tiles.block_size_m), -(-problem.N // tiles.block_size_n)

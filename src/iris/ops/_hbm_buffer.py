@@ -33,7 +33,7 @@ _LEAST_BLOCKS = 8  # of K in a piece of a divided tile: fewer do not pay for the
 _LEAVE, _ADD = 0.06, 0.06  # what leaving a sum and adding one take, of the time for a tile
 # Bytes a second that a program fetches, and 1-byte operations a second that it multiplies: measured on an H200.
 _FETCHER_RATE = 30e9
-_UNDER_WAY = 64 << 10  # bytes that a fetcher reads at once; they take a quarter of its registers
+_UNDER_WAY = 32 << 10  # bytes that a fetcher reads at once; with those that it writes they take half its registers
 _PROGRAM_FLOPS = 12e12
 _ALIGNMENT = 16  # bytes; of addresses and strides that a tensor descriptor takes
 
@@ -228,10 +228,12 @@ def _copy(ctx: Iris, s: Schedule, problem: Problem, config: HbmBufferConfig, sta
         stream.wait_stream(start)
     for number in range(chunks):
         first, last = number * chunk, min(rows, (number + 1) * chunk)
-        for part in range(parts):
+        for turn in range(parts):
+            # As iris.x.schedule.piece_flag has it.
+            part = (number + turn) % parts
+            place = number * parts + turn if problem.gather_dim == 1 else part * chunks + number
             stream = streams[part % len(streams)]
             peer = members.ranks[(members.index + 1 + part) % members.size]
-            place = number * parts + part if problem.gather_dim == 1 else part * chunks + number
             target = staged[part * s.part_stride + first * depth : part * s.part_stride + last * depth]
             with ctx.use_stream(stream):
                 _bring(ctx, a[first:last].view(-1), target, peer, staging.arrivals[place : place + 1])

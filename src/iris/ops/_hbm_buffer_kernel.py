@@ -139,7 +139,7 @@ def _fetch(
     ready = tl.full((), 0, tl.int64)  # a bit for each part whose owner has said that it may be read
     item = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
     if item < items:
-        part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M)
+        part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M, GATHER_DIM == 1)
         peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
         wait_for_input(flags, counters, peer, context, KERNEL)
         if parts <= 64:
@@ -183,7 +183,7 @@ def _fetch(
             if TRACING:
                 done = span
             if following < items:
-                part, tile_m, group = fetched_piece(following, tiles_m, groups, parts, STAGE_M)
+                part, tile_m, group = fetched_piece(following, tiles_m, groups, parts, STAGE_M, GATHER_DIM == 1)
                 peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
                 bit = tl.full((), 1, tl.int64) << (part % 64)
                 if (ready & bit) == 0:
@@ -375,8 +375,11 @@ def hbm_buffer_kernel(
         if GATHER_DIM == 0:
             own = tl.where(row_shard == 0, blocks, 0)
             staged = blocks - own
-        first = (own + staged) * piece // pieces
-        last = (own + staged) * (piece + 1) // pieces
+        # The last piece is longer: it ends when the others have left their sums.
+        first = (own + staged) * piece * 15 // (pieces * 16)
+        last = (own + staged) * (piece + 1) * 15 // (pieces * 16)
+        if piece == pieces - 1:
+            last = own + staged
         acc = multiply_blocks(
             acc, a_desc, a_ptr, tile_m * BLOCK_M, rows.to(tl.int64) * stride_am, rows < M, 0, 0, stride_ak,
             b_desc, b_ptr, tile_n * BLOCK_N, b_columns, columns < N, stride_bk,
@@ -384,10 +387,11 @@ def hbm_buffer_kernel(
             WORLD, 1, along_k, BLOCK_M, BLOCK_N, BLOCK_K, K_PER_FLAG, B_TRANSPOSED, DESCRIPTORS, PRECISION,
         )  # fmt: skip
         if WORLD > 1:
-            part = tl.maximum(row_shard - 1, 0)
-            base = fetched + piece_flag(
-                part, tile_m // FLAG_ROWS, 0, tl.cdiv(tiles_m, FLAG_ROWS), turns, parts, along_k
-            )
+            flag_row = tile_m // FLAG_ROWS
+            part = flag_row % parts  # the one that the tile begins with
+            if GATHER_DIM == 0:
+                part = tl.maximum(row_shard - 1, 0)  # the only one
+            base = fetched + piece_flag(part, flag_row, 0, tl.cdiv(tiles_m, FLAG_ROWS), turns, parts, along_k)
             position = tl.maximum(first - own, 0)
             end = tl.maximum(last - own, 0)
             while position < end:
@@ -407,9 +411,7 @@ def hbm_buffer_kernel(
                     tl.debug_barrier()
                     if come == 0:
                         come = 1
-                        peer = tl.load(members + rotated_rank(index, 1 + (part + turn) % parts, WORLD))
-                        if GATHER_DIM == 0:
-                            peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
+                        peer = tl.load(members + rotated_rank(index, 1 + (part + turn % sequence) % parts, WORLD))
                         if TRACING:
                             pause = tracing.start(context, _WAIT, peer, tile_m, turn)
                         signal.wait(base + turn, wanted, context, peer, KERNEL)

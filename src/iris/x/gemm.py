@@ -51,7 +51,7 @@ def multiply_blocks(
     """``acc`` plus the product of a row of tiles of A and a column of tiles of B, over blocks ``first..last - 1`` of K.
 
     A lies in parts of ``depth`` columns, ``cdiv(depth, BLOCK_K)`` blocks each. With ``PARTS`` > 1 the blocks go through
-    parts 0 to ``PARTS - 1`` as :func:`iris.x.schedule.gathered_block` says; otherwise all are of part ``part``.
+    all parts, from ``part`` on, as :func:`iris.x.schedule.gathered_block` says; otherwise all are of part ``part``.
 
     Args:
         acc: block (BLOCK_M, BLOCK_N) of the accumulator's type.
@@ -72,6 +72,7 @@ def multiply_blocks(
         of, block = part, i
         if PARTS > 1:
             _, of, block = gathered_block(i, blocks, PARTS, K_PER_FLAG)
+            of = (of + part) % PARTS
         k = block * BLOCK_K
         b_k = k
         if ALONG_K:

@@ -24,7 +24,7 @@ Over ranks, so that not all ranks turn to the same one at once:
 Where peers' parts of A are fetched in pieces (blocks of K for a row of tiles) while they are multiplied:
 
     for item in range(tiles_m * groups * parts):             # every piece once, stage by stage
-        part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M)
+        part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M, ALONG_K)
         flag = piece_flag(part, tile_m, group, tiles_m, groups, parts, ALONG_K)
 
 Every function is a permutation or a partition for any sizes of at least 1. Numbers may be blocks or scalars.
@@ -178,27 +178,32 @@ def chunk_first(extent, rank, world_size):
 
 
 @triton.jit
-def fetched_piece(item, tiles_m, groups, parts, STAGE_M: tl.constexpr):
+def fetched_piece(item, tiles_m, groups, parts, STAGE_M: tl.constexpr, ALONG_K: tl.constexpr):
     """Part, row of tiles and group of K blocks of the ``item``-th piece to fetch, of ``tiles_m * groups * parts``.
 
-    Parts innermost, so that pieces that are fetched side by side come from different peers; then the rows of a stage of
-    ``STAGE_M`` rows of tiles, so that all of them get their first group before any gets its second; then groups.
+    Stage by stage of ``STAGE_M`` rows of tiles. A tile needs the pieces of its row one after the other, so within a
+    stage all rows get their first piece before any gets its second. Pieces that are fetched side by side come from
+    different peers: when A is sharded along K each row begins with another part, otherwise every part has rows.
     """
-    part = item % parts
-    piece = item // parts
-    stage = piece // (STAGE_M * groups)
+    stage = item // (STAGE_M * groups * parts)
     rows = tl.minimum(tiles_m - stage * STAGE_M, STAGE_M)
-    within = piece - stage * STAGE_M * groups
-    group = within // rows
-    return part, stage * STAGE_M + within - group * rows, group
+    within = item - stage * STAGE_M * groups * parts
+    if ALONG_K:
+        turn = within // rows
+        tile_m = stage * STAGE_M + within - turn * rows
+        return (turn + tile_m) % parts, tile_m, turn // parts
+    else:
+        piece = within // parts
+        group = piece // rows
+        return within - piece * parts, stage * STAGE_M + piece - group * rows, group
 
 
 @triton.jit
 def piece_flag(part, tile_m, group, tiles_m, groups, parts, ALONG_K: tl.constexpr):
-    """Number of the flag of a piece. Pieces that one tile of the output needs in turn have flags in a row: parts within
-    groups when A is sharded along K, groups of one part otherwise."""
+    """Number of the flag of a piece. Pieces that one tile of the output needs in turn have flags in a row: within
+    groups the parts from part ``tile_m % parts`` on when A is sharded along K, groups of one part otherwise."""
     if ALONG_K:
-        return (tile_m * groups + group) * parts + part
+        return (tile_m * groups + group) * parts + (part + parts - tile_m % parts) % parts
     else:
         return (part * tiles_m + tile_m) * groups + group
 
@@ -208,7 +213,7 @@ def gathered_block(i, blocks, parts, K_PER_FLAG: tl.constexpr):
     """Turn, part and block within the part, of the ``i``-th of ``blocks * parts`` blocks of K that a tile goes through.
 
     A turn is a group of up to ``K_PER_FLAG`` blocks of one part. The parts' first groups come first, then their second
-    ones; the last group of a part may have fewer blocks. Number ``turn`` from 0 counts groups in that order.
+    ones; the last group of a part may have fewer blocks. Parts are counted from the one that the tile begins with.
     """
     whole = blocks // K_PER_FLAG * K_PER_FLAG
     in_whole = i < whole * parts

@@ -195,7 +195,7 @@ def test_strided_views(ranks, world, algorithm):
     ranks(world).run(body_strides, algorithm)
 
 
-def body_odd_offset(ctx):
+def body_odd_offset(ctx, algorithm):
     rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
     M, K_local, N = 33, 16, 32
     shards = [random_tensor((M, K_local), torch.bfloat16, seed=4, rank=r, integers=True) for r in range(world)]
@@ -203,13 +203,14 @@ def body_odd_offset(ctx):
     a.copy_(shards[rank])
     b = random_tensor((K_local * world, N), torch.bfloat16, seed=5, rank=0, integers=True)
     out = torch.full((M, N), float("nan"), dtype=torch.float32, device=device)
-    ctx.ops.all_gather_matmul(out, a, b.to(device), config=SMALL)
+    ctx.ops.all_gather_matmul(out, a, b.to(device), **ALGORITHMS[algorithm])
     check(ctx, out, shards, b, integers=True)
     ctx.barrier()
 
 
-def test_a_view_at_an_odd_offset(ranks, world):
-    ranks(world).run(body_odd_offset)
+@pytest.mark.parametrize("algorithm", ["pull", *SLOW])
+def test_a_view_at_an_odd_offset(ranks, world, algorithm):
+    ranks(world).run(body_odd_offset, algorithm)
 
 
 def body_bias(ctx, algorithm, gather_dim):
@@ -326,29 +327,31 @@ def test_async_op_then_wait(ranks, world, algorithm):
     ranks(world).run(body_async, algorithm)
 
 
-def body_late_rank(ctx, late):
+def body_late_rank(ctx, late, algorithm):
     """A rank that comes late: the others wait in the kernel and read what it wrote at the last moment."""
     import time
 
     world, rank, device = ctx.get_num_ranks(), ctx.get_rank(), ctx.get_device()
     a, b = ctx.zeros(24, 16), torch.ones(16 * world, 8, device=device)
     out = torch.empty(24, 8, device=device)
-    ctx.ops.all_gather_matmul(out, a, b, config=SMALL)
+    how = ALGORITHMS[algorithm]
+    ctx.ops.all_gather_matmul(out, a, b, **how)
     for call in range(3):
         if rank == late % world:
             time.sleep(0.15)
         a.fill_(rank + call)
         out.fill_(float("nan"))
-        ctx.ops.all_gather_matmul(out, a, b, config=SMALL)
+        ctx.ops.all_gather_matmul(out, a, b, **how)
         ctx.synchronize()
         assert (out == 16 * sum(r + call for r in range(world))).all()
 
 
-def test_no_barrier_of_the_caller_is_needed(ranks, world):
-    ranks(world).run(body_late_rank, world - 1)
+@pytest.mark.parametrize("algorithm", ["pull", *SLOW])
+def test_no_barrier_of_the_caller_is_needed(ranks, world, algorithm):
+    ranks(world).run(body_late_rank, world - 1, algorithm)
 
 
-def body_groups(ctx):
+def body_groups(ctx, algorithm):
     import torch.distributed as dist
 
     rank, device = ctx.get_rank(), ctx.get_device()
@@ -360,7 +363,7 @@ def body_groups(ctx):
     b = torch.arange(8.0, device=device)[:, None].expand(8, 6).contiguous()
     for group in (groups[mine], pairs[mine]):
         out.fill_(float("nan"))
-        ctx.ops.all_gather_matmul(out, a, b, group=group, config=SMALL)
+        ctx.ops.all_gather_matmul(out, a, b, group=group, **ALGORITHMS[algorithm])
         ctx.synchronize()
         # Shards follow the order of the group: rank 3's columns meet B's first rows.
         order = (
@@ -373,8 +376,9 @@ def body_groups(ctx):
     ctx.barrier()
 
 
-def test_groups_in_any_order_at_once(ranks):
-    ranks(4).run(body_groups)
+@pytest.mark.parametrize("algorithm", ["pull", *SLOW])
+def test_groups_in_any_order_at_once(ranks, algorithm):
+    ranks(4).run(body_groups, algorithm)
 
 
 def expect(kind, *parts):
@@ -415,8 +419,17 @@ def body_errors(ctx):
     expect(ArgumentError, "gather_dim")(lambda: op(out, a, b, gather_dim=2))
     expect(DeviceMismatch, "meta")(lambda: op(out, a, b.to("meta")))
     expect(ArgumentError, "overlaps A_sharded")(lambda: op(a[:, :16], a, b))
-    expect(ArgumentError, "algorithm", "torch, pull")(lambda: op(out, a, b, algorithm="magic"))
+    expect(ArgumentError, "algorithm", "torch, pull, hbm_buffer, copy_engine")(lambda: op(out, a, b, algorithm="magic"))
     expect(ArgumentError, "block_size_m", "48")(lambda: op(out, a, b, config=FusedConfig(48)))
+    expect(ArgumentError, "'hbm_buffer'", "'copy_engine'", "transport")(
+        lambda: op(out, a, b, algorithm="hbm_buffer", config=COPIED)
+    )
+    expect(ArgumentError, "'pull'", "'hbm_buffer'", "FusedConfig")(
+        lambda: op(out, a, b, algorithm="pull", config=FETCHED)
+    )
+    expect(ArgumentError, "staged_a_layout", "'k_contiguous'", "'m_contiguous'")(
+        lambda: op(out, a, b, config=replace(COPIED, staged_a_layout="m_contiguous"))
+    )
     expect(ArgumentError, "operation", "all_gather_matmul")(lambda: ctx.ops.explain("nothing"))
     workspace = op(out, a, b)
     other = ctx.zeros(32, 32)
@@ -439,6 +452,12 @@ def body_cannot(ctx):
     out = torch.zeros(16, 16, dtype=torch.int32, device=ctx.get_device())
     with pytest.raises(UnsupportedError, match="int8"):
         ctx.ops.all_gather_matmul(out, a, b, algorithm="torch")
+    turned = torch.full((16, 16), float("nan"), device=ctx.get_device())
+    refuse_strided(ctx, turned, ctx.zeros(16, 16).t(), b.float())
+    # What peers read lies elsewhere then; the context and the operation still work.
+    ctx.ops.all_gather_matmul(turned, ctx.zeros(16, 16), b.float(), **ALGORITHMS["copy_engine"])
+    ctx.synchronize()
+    assert (turned == 0).all()
 
 
 def test_named_algorithm_that_cannot(ranks):
@@ -567,9 +586,9 @@ def test_float32_follows_the_precision_of_torch(ranks):
     ranks(2).run(body_float32_precision)
 
 
-def body_eight(ctx):
+def body_eight(ctx, ways):
     world = ctx.get_num_ranks()
-    for gather_dim, algorithm in ((1, "pull"), (0, "pull"), (1, "torch")):
+    for gather_dim, algorithm in ways:
         M = 33 if gather_dim == 1 else 9 * world
         out, a, b, shards, b_host = problem(
             ctx, M, 40, 12 * world, torch.bfloat16, gather_dim=gather_dim, integers=True, out_dtype=torch.float32
@@ -581,10 +600,18 @@ def body_eight(ctx):
 
 @pytest.mark.parametrize("count", [5, 8])
 def test_more_ranks(ranks, count):
-    ranks(count).run(body_eight)
+    ranks(count).run(body_eight, ((1, "pull"), (0, "pull"), (1, "torch")))
 
 
-def body_far_apart(ctx):
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@staged_parameter
+@pytest.mark.parametrize("count", [5, 8])
+def test_more_ranks_staged(ranks, count, algorithm):
+    ranks(count).run(body_eight, ((1, algorithm), (0, algorithm)))
+
+
+def body_far_apart(ctx, algorithm):
     """Rows 2**31 elements apart: offsets do not fit in 32 bits. Only the pages that are touched cost memory."""
     rank, world, device, far = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device(), 2**31
     whole = ctx.empty(far + 64, dtype=torch.int8)
@@ -596,14 +623,15 @@ def body_far_apart(ctx):
     b.copy_(b_host.to(device))
     out = torch.empty(far + 64, dtype=torch.int32, device=device).as_strided((2, 2), (far, 1))
     out.fill_(-1)
-    ctx.ops.all_gather_matmul(out, a, b, config=SMALL)
+    ctx.ops.all_gather_matmul(out, a, b, **ALGORITHMS[algorithm])
     check(ctx, out, shards, b_host, integers=True)
     ctx.barrier()
 
 
+@pytest.mark.parametrize("algorithm", ["pull", slow("hbm_buffer")])
 @pytest.mark.parametrize("count", [1, 2])
-def test_offsets_past_the_largest_int32(ranks, count):
-    ranks(count).run(body_far_apart, context=(2 << 30) + (1 << 20))
+def test_offsets_past_the_largest_int32(ranks, count, algorithm):
+    ranks(count).run(body_far_apart, algorithm, context=(2 << 30) + (1 << 20))
 
 
 def body_torch_compile(ctx):
@@ -637,7 +665,8 @@ def body_other_workspace(ctx):
         return lambda: ctx.ops.all_gather_matmul(out, a_given, b_given, workspace=workspace, **kwargs)
 
     expect(ArgumentError, "dtype is torch.float32", "torch.float16")(call(torch.float16, half, b.half(), config=SMALL))
-    expect(ArgumentError, "variant is pull", "torch")(call(torch.float32, a, b, algorithm="torch"))
+    for algorithm in ("torch", *STAGED):
+        expect(ArgumentError, "variant is pull", algorithm)(call(torch.float32, a, b, **ALGORITHMS[algorithm]))
     call(torch.float32, a, b, config=SMALL)()
     workspace.clear()
     expect(ArgumentError, "not prepared")(call(torch.float32, a, b, config=SMALL))
@@ -665,3 +694,274 @@ def body_one_has_a_workspace(rank, world_size):
 
 def test_a_workspace_on_one_rank_only(ranks):
     ranks(2).run(body_one_has_a_workspace, context=None)
+
+
+def schedule_of(ctx, out, a, b, algorithm, config, gather_dim):
+    """The numbers of a call: that it is the case that a test is about."""
+    call = checked(
+        ctx, ctx.resolve_group(None), out, a, b, None, "none", (None, None), algorithm, config, gather_dim, None
+    )
+    return call.schedule
+
+
+def body_staged(ctx, algorithm, cases):
+    """Calls of many kinds one after the other: one staging buffer that grows, flags that are never cleared between."""
+    world, device = ctx.get_num_ranks(), ctx.get_device()
+    for number, case in enumerate(cases):
+        gather_dim, dtype, transpose = case.get("gather_dim", 1), case.get("dtype", torch.float16), case["transpose"]
+        M, N, K = case["sizes"]
+        M, K = (M, K * world) if gather_dim == 1 else (M * world, K)
+        config = replace(ALGORITHMS[algorithm]["config"], **case.get("config", {}))
+        out, a, b, shards, b_host = problem(
+            ctx, M, N, K, dtype, gather_dim=gather_dim, transpose=transpose, integers=True, seed=number,
+            b_dtype=case.get("b_dtype"), out_dtype=case.get("out_dtype"),
+        )  # fmt: skip
+        kind = torch.int32 if dtype == torch.int8 else torch.float32
+        bias = (torch.arange(M * N).remainder(37).reshape(M, N) - 9).to(kind) if case.get("bias") else None
+        s = schedule_of(ctx, out, a, b, algorithm, config, gather_dim)
+        assert s.copied == (algorithm == "copy_engine" and world > 1)
+        assert s.descriptors == case.get("descriptors", False)
+        divided = ("all" if s.whole == 0 else "some") if s.splits > 1 else "none"
+        assert divided == case.get("divided", "none"), s
+        for _ in range(case.get("calls", 1)):
+            workspace = ctx.ops.all_gather_matmul(
+                out, a, b, None if bias is None else bias.to(device), gather_dim=gather_dim, algorithm=algorithm,
+                config=config,
+            )  # fmt: skip
+            ctx.synchronize()
+            want = reference(shards, b_host, bias, gather_dim)
+            assert_same(out.cpu().to(torch.float64), want.to(out.dtype).to(torch.float64))
+            out.fill_(-77)
+        assert workspace.plan.algorithm == algorithm
+        ctx.barrier()
+
+
+# Few blocks, because a block costs the interpreter some 50 statements.
+SELECTION = [
+    # More stages than rows of tiles, and blocks of K that k_per_flag does not divide.
+    {"sizes": (40, 33, 70), "transpose": "NT", "bias": True, "config": {"num_fetch_stages": 9}},
+    {"sizes": (37, 20, 61), "transpose": "NN", "gather_dim": 0, "dtype": torch.bfloat16, "bias": True},
+    # One program fetches, multiplies and writes. Twice: the flags of the first call are no longer true in the second.
+    {"sizes": (9, 24, 33), "transpose": "NN", "dtype": torch.int8, "config": {"num_sms": 1}, "calls": 2},
+    {
+        "sizes": (18, 17, 31), "transpose": "NT", "gather_dim": 0, "dtype": FP8[0], "b_dtype": FP8[1],
+        "out_dtype": torch.float32,
+    },
+]  # fmt: skip
+
+
+@staged_parameter
+@pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
+def test_staged_selection(ranks, world, algorithm):
+    ranks(world).run(body_staged, algorithm, SELECTION)
+
+
+LAYOUTS = [
+    {"sizes": (40, 33, 70), "transpose": transpose, "gather_dim": gather_dim, "config": config, "bias": True}
+    for (transpose, gather_dim), config in zip(
+        itertools.product(("NN", "TN", "TT"), (0, 1)),
+        itertools.cycle([{"staged_a_layout": "m_contiguous"}, {"k_per_flag": 1}, {"k_per_flag": 3, "num_sms": 1}]),
+        strict=False,
+    )
+]
+
+
+@pytest.mark.parametrize("world", [slow(2), slow(3)])
+def test_staged_layouts(ranks, world):
+    """Rows or columns of the staged shards together, for each transpose of A that copies would not take."""
+    ranks(world).run(body_staged, "hbm_buffer", LAYOUTS)
+
+
+# The last tiles are divided along K into pieces that begin within what one flag announces.
+NARROW = {"block_size_k": 16, "k_per_flag": 3}
+DIVIDED = [
+    {"sizes": (30, 20, 8 * 16 - 5), "transpose": "NN", "bias": True, "calls": 2, "config": NARROW, "divided": "all"},
+    {
+        "sizes": (20, 30, 16 * 16 - 5), "transpose": "NT", "gather_dim": 0, "dtype": torch.int8, "divided": "all",
+        "config": {**NARROW, "num_sms": 8},
+    },
+]  # fmt: skip
+SOME_DIVIDED = [
+    {
+        "sizes": (150, 20, 8 * 16), "transpose": "NN", "bias": True, "calls": 2, "divided": "some",
+        "config": {**NARROW, "num_sms": 4},
+    },
+]  # fmt: skip
+
+
+@staged_parameter
+@pytest.mark.parametrize("world", [2, slow(3)])
+def test_staged_divided_tiles(ranks, world, algorithm):
+    ranks(world).run(body_staged, algorithm, DIVIDED)
+
+
+@pytest.mark.slow
+@staged_parameter
+@pytest.mark.parametrize("world", [2, 3])
+def test_staged_last_tiles_are_divided(ranks, world, algorithm):
+    ranks(world).run(body_staged, algorithm, SOME_DIVIDED)
+
+
+@pytest.mark.sim(device="h200", resident_programs=1)
+def test_one_program_at_a_time_does_all(sim):
+    """No program waits for what only a program that has not started would do, such as the other pieces of its tile."""
+    sim.run(body_staged, 2, "hbm_buffer", DIVIDED[:1])
+
+
+def body_seeds(ctx, algorithm, gather_dim, calls):
+    """Calls that follow each other; A is overwritten in between."""
+    rank, world = ctx.get_rank(), ctx.get_num_ranks()
+    M, N, K_local = (20 if gather_dim == 1 else 9), 16, 29
+    config = replace(
+        ALGORITHMS[algorithm]["config"], block_size_m=16, block_size_n=16, block_size_k=16, k_per_flag=1,
+        num_fetch_sms=1, first_stage_fetch_sms=2, num_sms=3,
+    )  # fmt: skip
+    shards = [random_tensor((M, K_local), torch.float32, seed=8, rank=r, integers=True) for r in range(world)]
+    b = random_tensor((K_local * (world if gather_dim == 1 else 1), N), torch.float32, seed=9, rank=0, integers=True)
+    a = ctx.as_symmetric(shards[rank])
+    want = reference(shards, b, None, gather_dim)
+    for factor in range(1, calls + 1):
+        a.copy_(factor * shards[rank])
+        out = torch.full((want.shape[0], N), float("nan"))
+        ctx.ops.all_gather_matmul(out, a, b, config=config, gather_dim=gather_dim)
+        assert_same(out.double(), factor * want)
+
+
+@pytest.mark.seeds(20)
+@pytest.mark.sim(device="h200")
+@staged_parameter
+@pytest.mark.parametrize("gather_dim", [0, 1])
+def test_staged_in_any_order(sim, algorithm, gather_dim):
+    sim.run(body_seeds, (2, 2, 3, 2, 4, 2, 2, 3, 2, 1)[sim.seed % 10], algorithm, gather_dim, 1 + (sim.seed % 5 == 0))
+
+
+@pytest.mark.slow
+@pytest.mark.seeds(20)
+@pytest.mark.sim(device="h200")
+@staged_parameter
+@pytest.mark.parametrize("gather_dim", [0, 1])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_staged_in_any_order_with_any_ranks(sim, algorithm, gather_dim, count):
+    sim.run(body_seeds, count, algorithm, gather_dim, 2)
+
+
+def body_descriptors(ctx, algorithm, cases):
+    for gather_dim, dtype, transpose, sizes in cases:
+        body_staged(ctx, algorithm, [{
+            "descriptors": True, "gather_dim": gather_dim, "dtype": dtype, "transpose": transpose, "sizes": sizes,
+            "bias": True,
+        }])  # fmt: skip
+
+
+# Rows of 16 bytes. Along K the tile divides a shard's columns; along M a descriptor ends where the columns do.
+DESCRIBED = [
+    (1, torch.float16, "NN", (40, 40, 64)),
+    (0, torch.bfloat16, "NT", (20, 33, 40)),
+    (0, torch.int8, "NT", (33, 20, 48)),
+]
+DESCRIBED_TOO = [
+    (0, torch.float16, "NN", (65, 72, 8)),
+    (1, torch.float32, "NT", (70, 40, 32)),
+    (1, FP8[0], "NT", (7, 9, 96)),
+]
+
+
+@staged_parameter
+@pytest.mark.parametrize(
+    ("count", "cases"),
+    [(2, DESCRIBED), slow(3, DESCRIBED), slow(1, DESCRIBED), slow(2, DESCRIBED_TOO), slow(4, DESCRIBED_TOO)],
+    ids=lambda value: str(value) if isinstance(value, int) else f"{len(value)}cases",
+)
+def test_operands_by_descriptors(sim, monkeypatch, count, cases, algorithm):
+    """As on targets that have a unit for it, which the interpreter stands for."""
+    monkeypatch.setattr(_target.Target, "descriptors", True)
+    sim.run(body_descriptors, count, algorithm, cases, device="h200")
+
+
+def body_not_described(ctx):
+    """What a descriptor cannot name is multiplied all the same."""
+    world, device = ctx.get_num_ranks(), ctx.get_device()
+    whole = ctx.zeros(32, 65, dtype=torch.float16)
+    b = torch.zeros(64 * world, 32, dtype=torch.float16, device=device)
+    out = torch.zeros(32, 32, dtype=torch.float16, device=device)
+    wide = torch.zeros(64 * world, 33, dtype=torch.float16, device=device)
+    good = ctx.zeros(32, 64, dtype=torch.float16)
+
+    def takes(a, b, gather_dim=1, config=FETCHED, out=out):
+        return schedule_of(ctx, out, a, b, "hbm_buffer", config, gather_dim).descriptors
+
+    assert takes(good, b)
+    assert not takes(whole[:, :64], b), "rows of 130 bytes"
+    assert not takes(whole.view(-1)[1 : 32 * 64 + 1].view(32, 64), b), "an odd address"
+    assert not takes(good.t(), b[: 32 * world], out=torch.zeros(64, 32, dtype=torch.float16)), "columns together"
+    assert not takes(good, b, config=replace(FETCHED, staged_a_layout="m_contiguous"))
+    assert not takes(good, wide[:, :32]), "rows of B of 66 bytes"
+    assert takes(good[:, :48], b[: 48 * world], config=replace(FETCHED, block_size_k=16))
+    divided = takes(good[:, :48], b[: 48 * world])
+    assert divided == (world == 1), "the tile's 32 columns of K do not divide the 48 of a shard"
+    wide_types = torch.zeros(64 * world, 32, device=device)
+    assert not takes(ctx.zeros(32, 64), wide_types, out=torch.zeros(32, 32)), "float32 needs B's columns together"
+    assert takes(ctx.zeros(32, 64), wide_types.t().contiguous().t(), out=torch.zeros(32, 32))
+    empty = torch.zeros(0, 32, dtype=torch.float16)
+    assert not takes(ctx.zeros(32, 0, dtype=torch.float16), empty)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_descriptors_cannot_name(sim, monkeypatch, count):
+    sim.run(body_without_descriptors, count)
+    monkeypatch.setattr(_target.Target, "descriptors", True)
+    sim.run(body_not_described, count)
+
+
+def body_without_descriptors(ctx):
+    a, b = ctx.zeros(32, 64, dtype=torch.float16), torch.zeros(64 * ctx.get_num_ranks(), 32, dtype=torch.float16)
+    out = torch.zeros(32, 32, dtype=torch.float16)
+    assert not schedule_of(ctx, out, a, b, "hbm_buffer", FETCHED, 1).descriptors, "the interpreter has no such unit"
+
+
+def body_one_buffer(ctx, preamble):
+    """Calls of growing and shrinking shapes, of both transports and dtypes, in one buffer; inputs change without the
+    host in between. A flag of an earlier call of another shape must not pass for one of this call."""
+    rank, world, device = ctx.get_rank(), ctx.get_num_ranks(), ctx.get_device()
+    stream = ctx.new_stream()
+    done = []
+    made = {}
+    for turn, (M, K_local, algorithm) in enumerate(
+        [(20, 33, "hbm_buffer"), (40, 33, "copy_engine"), (40, 70, "hbm_buffer"), (20, 33, "hbm_buffer"),
+         (40, 33, "copy_engine")]
+    ):  # fmt: skip
+        shape = (M, K_local, algorithm)
+        a, b, workspace = made.get(shape, (None, None, None))
+        if a is None:
+            a = ctx.zeros(M, K_local, dtype=torch.float32)
+            b = (torch.arange(K_local * world * 16) % 5 - 2).view(-1, 16).to(device, torch.float32)
+            how = ALGORITHMS[algorithm]
+            workspace = iris.ops.all_gather_matmul_preamble(ctx, a, b, **how) if preamble else None
+            made[shape] = a, b, workspace
+        values = [random_tensor((M, K_local), torch.float32, seed=turn, rank=r, integers=True) for r in range(world)]
+        a.copy_(values[rank])
+        out = torch.full((M, 16), float("nan"), device=device)
+        used = out
+        if turn == 2:
+            # On another stream, which the calls' order follows too.
+            with ctx.use_stream(stream):
+                returned = ctx.ops.all_gather_matmul(
+                    out, a, b, workspace=workspace, async_op=True, **ALGORITHMS[algorithm]
+                )
+                returned.wait()
+            ctx.current_stream().wait_stream(stream)
+        else:
+            returned = ctx.ops.all_gather_matmul(out, a, b, workspace=workspace, **ALGORITHMS[algorithm])
+        assert returned is workspace or not preamble
+        done.append((used, reference(values, b.cpu())))
+    ctx.synchronize()
+    for turn, (out, want) in enumerate(done):
+        assert (out.cpu().double() == want).all(), turn
+    ctx.barrier()
+    return returned.staging.nbytes
+
+
+@pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
+@pytest.mark.parametrize("preamble", [False, slow(True)])
+def test_staging_buffer_serves_all_shapes(ranks, world, preamble):
+    ranks(world).run(body_one_buffer, preamble)

@@ -31,7 +31,7 @@ def pieces_kernel(
 ):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offs < count
-    part, row, group = fetched_piece(tl.where(inside, offs, 0), tiles_m, groups, parts, STAGE_M)
+    part, row, group = fetched_piece(tl.where(inside, offs, 0), tiles_m, groups, parts, STAGE_M, ALONG_K)
     flag = piece_flag(part, row, group, tiles_m, groups, parts, ALONG_K)
     tl.store(out + offs, part, mask=inside)
     tl.store(out + count + offs, row, mask=inside)
@@ -43,7 +43,10 @@ def pieces_kernel(
 def flags_kernel(out, count, tiles_m, groups, parts, ALONG_K: tl.constexpr, BLOCK: tl.constexpr):
     """Where the flags begin that a tile of row ``row`` and part ``part`` waits for."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = piece_flag(offs // tiles_m, offs % tiles_m, 0, tiles_m, groups, parts, ALONG_K)
+    row, part = offs % tiles_m, offs // tiles_m
+    if ALONG_K:
+        part = row % parts  # the one that the row begins with
+    first = piece_flag(part, row, 0, tiles_m, groups, parts, ALONG_K)
     tl.store(out + offs, first, mask=offs < count)
 
 
@@ -175,7 +178,8 @@ def check_waits(case):
     assert (row_of[flag] == np.arange(tiles_m)[None, :, None]).all()
     assert (group_of[flag] == begins // case.k_per_flag).all()
     if along_k:
-        assert (part_of[flag] == part[start[:-1]]).all()
+        begins_with = np.arange(tiles_m)[:, None] % parts
+        assert (part_of[flag] == (part[start[:-1]] + begins_with) % parts).all()
     else:
         assert (part_of[flag] == np.arange(parts)[:, None, None]).all()
     # All blocks of a turn are of the piece that was awaited.

@@ -3,8 +3,8 @@
     IRIS_RUNTIME=gpu python _compile_worker.py gfx942 cover
 
 ``cover`` is the device API, the barrier, the functions of tiles, what collectives of eight ranks launch (where
-:data:`COLLECTIVES` has the architecture) and a selection of ``pull`` kernels in which every
-dtype, transpose, gather dimension and shipped configuration occurs; ``product`` is every dtype with every
+:data:`COLLECTIVES` has the architecture), a selection of ``pull`` kernels in which every dtype, transpose, gather
+dimension and shipped configuration occurs, and a few with a staging buffer; ``product`` is every dtype with every
 configuration and gather dimension. A process of its own, because kernels are either compiled or interpreted, which is
 settled when iris is imported.
 """
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 
+import _staged_kernels as staging
 import torch
 import triton
 import triton.language as tl
@@ -405,7 +406,9 @@ def main(arch, selection):
         wanted += paced()
         if arch in COLLECTIVES:
             wanted += [*launches(target, 8), *rings(target)]
+        wanted += [*staging.cover(target, arch in COLLECTIVES), *staging.paced_helpers()]
     else:
+        wanted += staging.product(target)
         wanted += [launch for world in (3, 8) for launch in launches(target, world, full=True)]
     for name, kernel, arguments, options in wanted:
         pacing.set_paced(name.startswith("paced"))
@@ -418,7 +421,10 @@ def main(arch, selection):
         record["shared"] = compiled.metadata.shared
         record["stack"] = stack_bytes(target, compiled)
         record["ordering"] = ordering(target, compiled) if selection == "cover" else []
-    print(json.dumps({"triton": triton.__version__, "arch": arch, "records": records}))
+    answer = {"triton": triton.__version__, "arch": arch, "records": records}
+    if selection == "cover" and arch in COLLECTIVES:
+        answer["without tracing"] = staging.without_tracing(target)
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

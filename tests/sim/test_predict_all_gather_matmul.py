@@ -39,10 +39,9 @@ def script():
     ids=["alone", "few fetch and the others wait", "all fetch first"],
 )
 def test_the_replay_takes_as_long_as_the_interpreted_kernel(script, world_size, config):
-    """The kernel runs with all sizes divided by 4 and the rates of the machine accordingly."""
-    sizes = (280, 200, 1000 * world_size)
-    replay = script.Replay(SMALL, world_size, *sizes, config, target=INTERPRETER)
+    machine, sizes, config = script.divided(SMALL, (280, 200, 1000 * world_size), config, 4)
+    replay = script.Replay(machine, world_size, *sizes, config, target=INTERPRETER)
     told = replay.run()
-    assert told == pytest.approx(script.interpreted(SMALL, world_size, *sizes, config, 4), rel=0.02)
+    assert told == pytest.approx(script.interpreted(machine, world_size, sizes, config), rel=0.02)
     assert (replay.waits > 0) == (world_size == 2)
     assert replay.s.splits > 1

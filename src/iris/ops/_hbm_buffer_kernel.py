@@ -249,7 +249,7 @@ def _finish(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["index", "fetchers", "first_fetchers", "whole", "splits"])
+@triton.jit(do_not_specialize=["M", "index", "fetchers", "first_fetchers", "whole", "splits"])
 def hbm_buffer_kernel(
     a_desc,
     staged_desc,

@@ -135,10 +135,15 @@ def staged(ctx: Iris, problem: Problem, algorithm: str | None, tiles: FusedConfi
     parts = max(1, problem.world_size - 1) if problem.gather_dim == 0 else 1
     stage = max(1, programs // max(1, tiles_n * parts))
     fetchers = max(1, min(_FETCHERS, programs // 4))
+    # Pieces as large as pays, but enough of them for all fetchers.
+    depth = problem.K // (problem.world_size if problem.gather_dim == 1 else 1)
+    blocks = tiles_m * -(-depth // tiles.block_size_k) * (problem.world_size - 1)
+    block_bytes = tiles.block_size_m * tiles.block_size_k * problem.a_dtype.itemsize
+    k_per_flag = min(_FLAG_BYTES // block_bytes, blocks // (2 * fetchers))
     given = {field.name: getattr(tiles, field.name) for field in fields(FusedConfig)}
     return HbmBufferConfig(
         **given,
-        k_per_flag=max(1, _FLAG_BYTES // (tiles.block_size_m * tiles.block_size_k * problem.a_dtype.itemsize)),
+        k_per_flag=max(1, k_per_flag),
         num_fetch_sms=fetchers,
         num_fetch_stages=max(1, -(-tiles_m // stage)),
         first_stage_fetch_sms=fetchers,

@@ -15,7 +15,7 @@ from iris.errors import NotSymmetricError, UnsupportedError
 from iris.runtime import channels
 from iris.runtime.groups import Group
 from iris.runtime.links import LINKS
-from iris.tuning import collectives
+from iris.tuning import steps
 from iris.tuning.plan import SOURCES
 
 TARGETS = [_target.INTERPRETER, *map(_target.by_arch, _target.compiled_archs())]
@@ -34,7 +34,7 @@ def machine(target=_target.INTERPRETER, runtime="gpu", units=132):
 def test_every_operation_link_and_world_has_a_row(operation, link):
     for world in WORLDS:
         for nbytes in (0, 1, 4096, 4097, 1 << 20, 1 << 40):
-            entry = collectives.lookup(operation, link, world, nbytes)
+            entry = steps.lookup("collectives", link, world, nbytes, operation=operation)
             assert entry.algorithm in VARIANTS[operation]
             assert entry.bytes_from <= nbytes
             assert entry.bytes_to is None or nbytes <= entry.bytes_to
@@ -43,7 +43,7 @@ def test_every_operation_link_and_world_has_a_row(operation, link):
 
 def test_rows_are_in_order():
     """Steps grow and the last is open; rows name known things and say where they come from."""
-    for row in collectives.rows():
+    for row in steps.rows("collectives"):
         assert row["operation"] in VARIANTS
         assert row["link"] in LINKS
         least, most = row["world"]
@@ -57,16 +57,16 @@ def test_rows_are_in_order():
 
 
 def test_what_the_table_lacks_is_a_fault_of_the_table():
-    with pytest.raises(KeyError, match="no row for all_reduce, carrier pigeon, 2 ranks"):
-        collectives.lookup("all_reduce", "carrier pigeon", 2, 1)
+    with pytest.raises(KeyError, match=r"no row for carrier pigeon, 2 ranks, 1 bytes .*all_reduce"):
+        steps.lookup("collectives", "carrier pigeon", 2, 1, operation="all_reduce")
 
 
 def test_a_step_ends_where_it_says():
-    entries = [collectives.lookup("all_reduce", "interpreted", 2, n) for n in (4096, 4097)]
+    entries = [steps.lookup("collectives", "interpreted", 2, n, operation="all_reduce") for n in (4096, 4097)]
     assert [e.algorithm for e in entries] == ["push", "two_shot"]
     assert (entries[0].bytes_to, entries[1].bytes_from) == (4096, 4097)
     assert not entries[0].measured
-    assert collectives.Entry("push", 0, None, "H200 x 2, commit abc").measured
+    assert steps.Entry("push", 0, None, "H200 x 2, commit abc").measured
 
 
 OBSTACLE = NotSymmetricError("it lies elsewhere")

@@ -12,7 +12,7 @@ import pytest
 
 import iris
 from iris.ops.choice import PULL_ROWS
-from iris.tuning import collectives
+from iris.tuning import steps as tables
 from iris.x.context import DeviceContext
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,10 +217,13 @@ def test_links_of_a_page_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/protocols/all_gather_matmul.md"])
-def test_pages_tell_the_rows_at_which_the_plan_changes(page):
+def test_pages_tell_where_the_plan_changes(page):
     text = (ROOT / page).read_text()
+    for row in tables.rows("all_gather_matmul"):
+        for step in row["steps"]:
+            if "up_to_bytes" in step:
+                assert f"{in_units(step['up_to_bytes'] + 1)}" in text
     assert f"M up to {PULL_ROWS}" in text
-    assert f"M above {PULL_ROWS}" in text
 
 
 def in_units(nbytes: int) -> str:
@@ -229,7 +232,7 @@ def in_units(nbytes: int) -> str:
 
 def test_the_page_on_collectives_shows_the_table_of_algorithms():
     rows = []
-    for row in collectives.rows():
+    for row in tables.rows("collectives"):
         least, most = row["world"]
         ranks = f"{least}" if least == most else f"{least} and more" if most == 1024 else f"{least} to {most}"
         steps = [

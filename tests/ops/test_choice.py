@@ -10,14 +10,18 @@ from hypothesis import strategies as st
 
 from iris import _target
 from iris.errors import ArgumentError, UnsupportedError
+from iris.ops import choice
 from iris.ops.arguments import FLOATS, Problem
 from iris.ops.choice import ALGORITHMS, PULL_ROWS, choose, fitted, precision
 from iris.ops.config import FusedConfig
+from iris.runtime.links import LINKS
+from iris.tuning import steps
 from iris.tuning.plan import SOURCES
 
 TARGETS = [_target.by_arch(arch) for arch in _target.compiled_archs()]
 REFUSAL = "PyTorch has no int8 matmul"
 HALF = torch.bfloat16
+H200 = _target.KNOWN["h200"]
 
 
 def problem(M=64, N=4096, K=8192, a=HALF, b=None, out=HALF, world=8, gather_dim=1):
@@ -25,30 +29,71 @@ def problem(M=64, N=4096, K=8192, a=HALF, b=None, out=HALF, world=8, gather_dim=
 
 
 def context(target):
-    return SimpleNamespace(target=target)
+    return SimpleNamespace(target=target, get_cu_count=lambda: target.compute_units)
 
 
 def plan(target=TARGETS[0], algorithm=None, config=None, refuses="", **sizes):
     return choose(context(target), problem(**sizes), algorithm, config, refuses)
 
 
+@pytest.fixture(autouse=True)
+def nvlink(monkeypatch):
+    monkeypatch.setattr(choice, "link_of", lambda ctx: "nvlink")
+
+
+def test_bytes_that_a_rank_receives_decide():
+    # 2 ranks receive M * K bytes of 16-bit elements.
+    for M, algorithm, source in (
+        (256, "torch", "fallback"),
+        (1024, "hbm_buffer", "exact"),
+        (16384, "hbm_buffer", "exact"),
+    ):
+        got = plan(H200, M=M, N=3584, world=2)
+        assert (got.algorithm, got.source) == (algorithm, source)
+        assert f"receives {M * 8192} bytes" in got.reason
+        assert "two NVIDIA H200" in got.reason
+        assert (got.config is None) == (algorithm == "torch")
+    assert plan(H200, M=1024).algorithm == "torch"
+    assert (plan(H200, M=4096).algorithm, plan(H200, M=4096).source) == ("hbm_buffer", "heuristic")
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.arch)
-def test_few_rows_are_pulled_and_many_are_gathered_first(target):
-    for rows in (1, 64, PULL_ROWS):
-        few = plan(target, M=rows)
-        assert (few.algorithm, few.source) == ("pull", "heuristic")
-        assert f"M={rows} " in few.reason
-        assert few.config == fitted(target, problem(M=rows))
-    for rows in (PULL_ROWS + 1, 4096):
-        many = plan(target, M=rows)
-        assert (many.algorithm, many.source, many.config) == ("torch", "fallback", None)
-        assert "32 times" in many.reason, "4096 columns are 32 tiles of 128"
+@pytest.mark.parametrize("link", [link for link in LINKS if link not in ("interpreted", "nvlink")])
+def test_links_without_measurements_leave_it_to_torch(monkeypatch, target, link):
+    monkeypatch.setattr(choice, "link_of", lambda ctx: link)
+    for M in (1, 1024, 65536):
+        got = plan(target, M=M)
+        assert (got.algorithm, got.source, got.config) == ("torch", "fallback", None)
+        assert link in got.reason
 
 
-def test_what_torch_cannot_do_is_pulled():
-    got = plan(M=4096, refuses=REFUSAL)
-    assert (got.algorithm, got.source, got.reason) == ("pull", "heuristic", REFUSAL)
-    assert got.config is not None
+def test_types_that_were_not_measured_are_left_to_torch():
+    got = plan(H200, M=16384, a=torch.float32, out=torch.float32)
+    assert got.algorithm == "torch"
+    assert "16-bit types" in got.reason
+
+
+def test_rows_of_the_table_are_in_order():
+    for row in steps.rows("all_gather_matmul"):
+        least, most = row["world"]
+        assert row["link"] in LINKS
+        assert 2 <= least <= most
+        bounds = [step.get("up_to_bytes") for step in row["steps"]]
+        assert bounds[-1] is None
+        assert bounds[:-1] == sorted(set(bounds[:-1]))
+        assert {step["algorithm"] for step in row["steps"]} <= {"torch", "hbm_buffer"}
+        assert row["source"]
+    for link in set(LINKS) - {"interpreted"}:
+        for world in (2, 3, 8, 64):
+            assert steps.lookup("all_gather_matmul", link, world, 1).algorithm == "torch"
+
+
+def test_what_torch_cannot_do_is_done_by_a_kernel():
+    few, many = plan(M=PULL_ROWS, refuses=REFUSAL), plan(M=PULL_ROWS + 1, refuses=REFUSAL)
+    assert (few.algorithm, many.algorithm) == ("pull", "hbm_buffer")
+    for got in (few, many):
+        assert (got.source, got.reason) == ("heuristic", REFUSAL)
+        assert got.config is not None
 
 
 def test_one_rank_multiplies_with_torch():

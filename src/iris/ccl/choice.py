@@ -14,7 +14,7 @@ from iris.runtime.checks import FP8
 from iris.runtime.groups import Group
 from iris.runtime.links import link_of
 from iris.tuning import Plan
-from iris.tuning.collectives import lookup
+from iris.tuning.steps import lookup
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -90,7 +90,7 @@ def choose(
             raise obstacle
         return Choice(named, "user", "the caller named it")
     link = link_of(ctx)
-    entry = lookup(operation, link, members.size, nbytes)
+    entry = lookup("collectives", link, members.size, nbytes, operation=operation)
     upper = "and more" if entry.bytes_to is None else f"to {entry.bytes_to}"
     where = f"the table has it for {entry.bytes_from} {upper} bytes, {members.size} ranks, {link} ({entry.source})"
     obstacle = obstacles[entry.algorithm]

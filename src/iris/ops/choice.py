@@ -10,7 +10,9 @@ import torch
 from iris.errors import ArgumentError, UnsupportedError
 from iris.ops.arguments import Problem
 from iris.ops.config import FusedConfig, HbmBufferConfig
+from iris.runtime.links import link_of
 from iris.tuning import Plan
+from iris.tuning.steps import lookup
 
 if TYPE_CHECKING:
     from iris._target import Target
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 _OPERATION = "all_gather_matmul"
 _STAGED = {"sm": "hbm_buffer", "copy_engine": "copy_engine"}  # algorithms with a staging buffer, by transport
 ALGORITHMS = ("torch", "pull", "hbm_buffer", "copy_engine")
-# Rows up to which reading A inside the K loop costs less than gathering it first; docs/performance.md has the runs.
-PULL_ROWS = 256
+# Rows up to which A is read inside the K loop where PyTorch cannot do it: a staging buffer is one more way to go.
+PULL_ROWS = 64
 # Programs that fetch, and bytes that they bring for one flag: 20 of them bring 600 GB/s in pieces of 256 KiB.
 _FETCHERS = 20
 _FLAG_BYTES = 256 << 10
@@ -47,15 +49,26 @@ def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConf
         reason = "kernels run under the interpreter, so results matter and speed does not"
         return _plan("pull", fitted(target, problem), "heuristic", reason, problem)
     if torch_refuses:
-        return _plan("pull", fitted(target, problem), "heuristic", torch_refuses, problem)
+        if problem.M <= PULL_ROWS or problem.world_size == 1:
+            return _plan("pull", fitted(target, problem), "heuristic", torch_refuses, problem)
+        return _plan("hbm_buffer", staged(ctx, problem, None), "heuristic", torch_refuses, problem)
     if problem.world_size == 1:
         return _plan("torch", None, "fallback", "one rank has nothing to gather, so PyTorch's matmul runs", problem)
-    if problem.M <= PULL_ROWS:
-        reason = f"M={problem.M} is at most {PULL_ROWS}: so few rows of A may be read again for each column of tiles"
-        return _plan("pull", fitted(target, problem), "heuristic", reason, problem)
-    columns = -(-problem.N // 128)
-    reason = f"pull would read A {columns} times over the links, so PyTorch gathers it once and multiplies"
-    return _plan("torch", None, "fallback", reason, problem)
+    if problem.a_dtype.itemsize != 2:
+        reason = "the library's kernels were measured with 16-bit types only, so PyTorch gathers and multiplies"
+        return _plan("torch", None, "fallback", reason, problem)
+    received = problem.M * problem.K * 2 * (problem.world_size - 1) // problem.world_size
+    link = link_of(ctx)
+    entry = lookup(_OPERATION, link, problem.world_size, received)
+    upper = "and more" if entry.bytes_to is None else f"to {entry.bytes_to}"
+    reason = (
+        f"a rank receives {received} bytes; the table has it for {entry.bytes_from} {upper}, {problem.world_size} "
+        f"ranks, {link} ({entry.source})"
+    )
+    if entry.algorithm == "torch":
+        return _plan("torch", None, "fallback", reason, problem)
+    config = staged(ctx, problem, entry.algorithm)
+    return _plan(entry.algorithm, config, "exact" if entry.measured else "heuristic", reason, problem)
 
 
 def fitted(target: Target, problem: Problem) -> FusedConfig:

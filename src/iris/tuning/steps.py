@@ -1,4 +1,5 @@
-"""The table of algorithms of collectives: ``data/collectives.json``, which says in its first lines how it is read."""
+"""Tables of algorithms by link, world size and bytes: ``data/<operation>.json``. Each says in its first lines how it is
+read."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the table says for a collective of some size.
+    """What a table says for some size.
 
     Attributes:
         algorithm: name of the algorithm.
@@ -29,31 +31,33 @@ class Entry:
 
 
 @cache
-def rows() -> list[dict]:
-    """The rows of the table."""
-    return json.loads(resources.files("iris.tuning").joinpath("data/collectives.json").read_text())["rows"]
+def rows(table: str) -> list[dict[str, Any]]:
+    """The rows of ``data/<table>.json``."""
+    return json.loads(resources.files("iris.tuning").joinpath(f"data/{table}.json").read_text())["rows"]
 
 
 @cache
-def lookup(operation: str, link: str, world: int, nbytes: int) -> Entry:
-    """What the table says.
+def lookup(table: str, link: str, world: int, nbytes: int, **keys: str) -> Entry:
+    """What a table says.
 
     Args:
-        operation: all_reduce, all_gather, reduce_scatter, all_to_all or broadcast.
+        table: its name.
         link: one of :data:`iris.runtime.links.LINKS`.
         world: number of ranks, at least 2.
-        nbytes: bytes of the operation, as the table counts them.
+        nbytes: bytes, as the table counts them.
+        keys: further columns of the table.
 
     Raises:
         KeyError: the table has no row; a fault of the table.
     """
-    for row in rows():
+    for row in rows(table):
         least, most = row["world"]
-        if row["operation"] == operation and row["link"] == link and least <= world <= most:
+        fits = row["link"] == link and least <= world <= most
+        if fits and all(row[name] == value for name, value in keys.items()):
             start = 0
             for step in row["steps"]:
                 end = step.get("up_to_bytes")
                 if end is None or nbytes <= end:
                     return Entry(step["algorithm"], start, end, row["source"])
                 start = end + 1
-    raise KeyError(f"data/collectives.json has no row for {operation}, {link}, {world} ranks, {nbytes} bytes")
+    raise KeyError(f"data/{table}.json has no row for {link}, {world} ranks, {nbytes} bytes {keys or ''}")

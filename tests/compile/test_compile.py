@@ -277,6 +277,81 @@ def test_kernels_that_signal_peers_do_it_at_system_scope(cover, arch):
             assert not set(letters(arch, record)) & set("XRLI"), f"{name}: a world of one needs no flags"
 
 
+def staged_records(answer):
+    return {name: record for name, record in answer["records"].items() if name.startswith("staged ")}
+
+
+def is_kernel(name):
+    return " dim=" in name
+
+
+def check_stack_of_staged(answer):
+    """Half precision with the largest tile that is chosen; the odd sizes have narrow loads, which need more."""
+    limit = STAGED_STACK.get(answer["arch"], 128)
+    records = {n: r for n, r in staged_records(answer).items() if re.search(r" (bf|fp)16x.* 8192x", n)}
+    assert records
+    wrong = {n: r["stack"] for n, r in records.items() if r["stack"] > limit and "tracing" not in n}
+    assert not wrong, wrong
+
+
+# For 128x256 on sm_100 the compiler keeps more addresses over the loop than it has registers for.
+STAGED_STACK = {"sm_100": 256}
+
+
+@arch_parameter
+@pytest.mark.timeout(300)
+def test_kernels_with_a_staging_buffer(cover, arch):
+    answer = cover(arch)
+    names = list(staged_records(answer))
+    assert {name.split()[1] for name in names if not is_kernel(name)} == {"inputs", "arrived", "bring", "carried"}
+    how = "descriptors" if _target.by_arch(arch).descriptors else "pointers"
+    assert any(name.startswith("staged bf16x") and f" {how} bias" in name for name in names), names
+    if arch in ("sm_90", "gfx942"):
+        for wanted in (" copied", " tracing", " pointers", "dim=0", "staged i8x"):
+            assert any(wanted in name for name in names), wanted
+    check_stack_of_staged(answer)
+
+
+@arch_parameter
+@pytest.mark.timeout(300)
+def test_kernels_with_a_staging_buffer_wait_at_system_scope(cover, arch):
+    """Data comes from peers, so whoever waits acquires at system scope; peers are told at system scope."""
+    for name, record in staged_records(cover(arch)).items():
+        text = letters(arch, record)
+        if is_kernel(name) or "inputs" in name:
+            assert not faults_of_wait(arch, record), name
+            assert re.search("LW?[XA]" if _target.by_arch(arch).vendor == "amd" else "X", text), (name, text)
+        else:
+            assert not set(text) & set("XR"), f"{name}: what stays on the device needs no order beyond it"
+
+
+@arch_parameter
+@pytest.mark.timeout(300)
+def test_a_copy_is_announced_after_the_stores_of_all_threads(cover, arch):
+    swap = re.compile(r"atom\.global\.gpu\.release\.exch|global_atomic_swap")
+    for name, record in staged_records(cover(arch)).items():
+        if not name.startswith("staged bring"):
+            continue
+        lines = record["ordering"]
+        (flag,) = (i for i, line in enumerate(lines) if swap.match(line))
+        last = max(i for i, line in enumerate(lines) if re.match(r"st\.global|(global|flat)_store", line))
+        between = lines[last + 1 : flag]
+        assert any(re.match(r"bar\.sync|s_barrier", line) for line in between), lines[last:]
+        if _target.by_arch(arch).vendor == "amd":
+            barrier = next(i for i, line in enumerate(between) if line.startswith("s_barrier"))
+            assert any("vmcnt(0)" in line for line in between[:barrier]), lines[last:]
+            assert re.search(r"buffer_wbl2 sc1.*vmcnt\(0\)", " ".join(between[barrier:])), lines[last:]
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+@pytest.mark.timeout(300)
+def test_tracing_that_is_off_is_not_in_the_kernel_with_a_staging_buffer(cover, arch):
+    """Its assembly is the same where the functions of tracing do not compile; with tracing on it does not compile."""
+    found = cover(arch)["without tracing"]
+    assert found["same"]
+    assert any("tracing is compiled in" in error for error in found["errors"]), found["errors"]
+
+
 @arch_parameter
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
@@ -290,3 +365,12 @@ def test_every_shipped_configuration(product, arch):
     spilled = {name: record["stack"] for name, record in ccl_records(answer).items() if record["stack"] > 128}
     assert not spilled, spilled
     assert len(ccl_records(answer)) >= 80
+    names = [name for name in staged_records(answer) if is_kernel(name)]
+    assert len(names) >= 40
+    for world in (1, 2, 8):
+        for dim in (0, 1):
+            assert any(f"dim={dim} world={world} " in name for name in names), (dim, world)
+    ways = ("descriptors", "pointers") if _target.by_arch(arch).descriptors else ("pointers",)
+    for wanted in (*ways, "copied", "bias", "scaled", "relu", "gelu", "silu", "tracing"):
+        assert any(f" {wanted}" in name for name in names), wanted
+    check_stack_of_staged(answer)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.device import link
-from iris.errors import UnsupportedError
+from iris.errors import CaptureError, UnsupportedError
 from iris.ops._hbm_buffer_kernel import arrived_kernel, bring_kernel, carried_kernel, hbm_buffer_kernel, inputs_kernel
 from iris.ops.config import HbmBufferConfig
 from iris.runtime import launch
@@ -167,9 +167,17 @@ def run_hbm_buffer(
     staging = workspace.staging.get(*s.staging)
     staged = staging.buffer[: s.buffer_bytes].view(a.dtype)
     accumulator = torch.int32 if problem.a_dtype == torch.int8 else torch.float32
+    if s.copied and ctx.capturing():
+        raise CaptureError(
+            "all_gather_matmul: a graph does not promise that copies run beside the kernel that waits for them, so "
+            "algorithm 'copy_engine' cannot be captured; 'hbm_buffer' can"
+        )
     turn = workspace.locks, workspace.counters, ctx.group_members(members), members.index, ctx.get_device_context()
     if s.copied:
-        launch.start(ctx, inputs_kernel, (1,), *turn, WORLD=members.size, KERNEL=_COPIES, num_warps=1)
+        launch.start(
+            ctx, inputs_kernel, (1,), staging.arrivals, s.flags, *turn,
+            WORLD=members.size, BLOCK=128, KERNEL=_COPIES, num_warps=1,
+        )  # fmt: skip
         _copy(ctx, s, problem, config, staging, staged, a, members)
     rows, depth = a.shape
     b_transposed = b.stride(1) != 1

@@ -33,10 +33,25 @@ _COMPUTE = tl.constexpr(int(Event.COMPUTE))
 _WAIT = tl.constexpr(int(Event.WAIT))
 
 
-@triton.jit
-def inputs_kernel(flags, counters, members, index, context, WORLD: tl.constexpr, KERNEL: tl.constexpr):
-    """Say that the own input may be read and wait until all peers' may; one program, before copies of the host."""
+@triton.jit(do_not_specialize=["count", "index"])
+def inputs_kernel(
+    arrivals,
+    count,
+    flags,
+    counters,
+    members,
+    index,
+    context,
+    WORLD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KERNEL: tl.constexpr,
+):
+    """Clear the flags of the copies that follow, say that the own input may be read, and wait until all peers' may; one
+    program."""
     begin_turn(flags, counters, members, index, context, WORLD)
+    for start in range(0, count, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        tl.store(arrivals + place, 0, mask=place < count)
     for step in range(1, WORLD):
         wait_for_input(flags, counters, tl.load(members + rotated_rank(index, step, WORLD)), context, KERNEL)
 
@@ -316,7 +331,7 @@ def hbm_buffer_kernel(
     of ``staged_ptr`` is the shard of member ``index + 1 + p``, in ``part_rows`` rows. ``fetched`` has a flag for each
     part, row of tiles and group of ``K_PER_FLAG`` blocks: the number of the call that has brought it. With ``COPIED``
     the host's copies bring the parts instead, ``FLAG_ROWS`` rows of tiles at a time and all K of a part at once, and
-    the flags are 0 before a call and 1 afterwards.
+    a flag is 0 before its copy and 1 afterwards.
 
     The tiles from ``whole`` on are divided along K into ``splits`` pieces. All but the last leave their sums in
     ``sums_ptr`` (float32 or int32) and the number of the call in ``partials``; the last adds them.
@@ -476,8 +491,3 @@ def hbm_buffer_kernel(
         tl.store(queue + TILES, 0)
         tl.store(queue + FETCHED, 0)
         tl.store(queue + EPOCH, epoch)
-        if COPIED:
-            # Before the next call's copies, which come after this kernel in the stream.
-            count = tl.cdiv(tiles_m, FLAG_ROWS) * turns * parts
-            for start in range(0, count, AHEAD):
-                tl.store(fetched + start + lanes, 0, mask=start + lanes < count)

@@ -17,8 +17,8 @@ class Staging:
     """A buffer with its flags, which grow to the largest call and are shared by calls that follow each other.
 
     Flags hold the number of the call that has filled a piece, and calls of all shapes are counted together, so nothing
-    is cleared between calls, whatever their shapes. Flags that copies of the host set are the exception: a host cannot
-    count the replays of a graph, so those are 0 or 1, and the kernel that has waited for them clears them.
+    is cleared between calls, whatever their shapes. Flags that the host sets behind copies are the exception: those are
+    0 or 1 and are cleared before the copies of a call begin.
 
     Attributes:
         buffer: uint8, the peers' shards.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -51,10 +51,12 @@ def start(ctx: Iris, kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any
 
     Raises:
         ArgumentError: the kernel needs more shared memory or registers than the target has.
+        UnsupportedError: the compiler fails on it.
         WaitTimeout: on the cpu runtime, when a program of the kernel waited in vain.
     """
     if 0 in grid:
         return None
+    import triton
     from triton.runtime.errors import OutOfResources
 
     try:
@@ -64,6 +66,14 @@ def start(ctx: Iris, kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any
         raise ArgumentError(
             f"{kernel.__name__} does not fit {ctx.target.arch}: {error}. Make num_stages={meta.get('num_stages')}, "
             "block_size_k or the tile smaller"
+        ) from error
+    except RuntimeError as error:
+        if "PassManager" not in str(error):
+            raise
+        # A fault of the compiler, which has written what it was at to stderr; nothing has run.
+        raise UnsupportedError(
+            f"Triton {triton.__version__} fails to compile {kernel.__name__} for {ctx.target.arch} ({error}) with "
+            f"num_warps={meta.get('num_warps')}, num_stages={meta.get('num_stages')}; another tile may compile"
         ) from error
     if not ctx.target.compiled:
         # On a further stream the kernel goes on, and whoever waits for it learns of a failed wait.

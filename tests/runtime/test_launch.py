@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from iris import _target
-from iris.errors import ArgumentError, WaitTimeout
+from iris.errors import ArgumentError, UnsupportedError, WaitTimeout
 from iris.runtime import launch
 
 OPTIONS = {
@@ -141,3 +141,28 @@ def test_a_kernel_that_does_not_fit_is_an_argument_error_with_the_knobs():
         launch.start(ctx, TooBig(), (1,), num_stages=2)
     for part in ("big_kernel", "gfx950", "167856", "163840", "num_stages=2", "block_size_k"):
         assert part in str(caught.value)
+
+
+class Uncompilable:
+    """A kernel on which one of the compiler's passes fails."""
+
+    __name__ = "odd_kernel"
+
+    def __init__(self, message):
+        self._message = message
+
+    def __getitem__(self, grid):
+        def start(*args, **meta):
+            raise RuntimeError(self._message)
+
+        return start
+
+
+def test_a_fault_of_the_compiler_is_named_and_others_pass():
+    ctx = SimpleNamespace(target=_target.KNOWN["h200"])
+    with pytest.raises(UnsupportedError) as caught:
+        launch.start(ctx, Uncompilable("PassManager::run failed"), (1,), num_warps=4, num_stages=3)
+    for part in ("odd_kernel", "sm_90", "Triton", "num_warps=4", "num_stages=3"):
+        assert part in str(caught.value)
+    with pytest.raises(RuntimeError, match="something else"):
+        launch.start(ctx, Uncompilable("something else"), (1,))

@@ -197,3 +197,17 @@ def test_plots_are_drawn(tmp_path):
     assert written == [folder / f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")]
     assert (folder / "matmul_2ranks.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "matmul_2ranks.svg").read_text()
+
+
+def test_results_in_a_file_are_drawn_again(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: no plots")
+    path = tmp_path / "measured.json"
+    path.write_text(report.render("json", rows(), [WHERE]))
+    drawn = []
+    monkeypatch.setattr(plot, "_fill", lambda panels, results: drawn.append(plot.points(results)))
+    written = plot.draw_file(path, tmp_path)
+    assert written == [tmp_path / f"measured_matmul_2ranks.{suffix}" for suffix in ("png", "svg")]
+    ((labels, lines),) = drawn
+    assert labels == ["16x8", "4096x8"]
+    times = {line: [by_label[label].gpu_time_ms for label in labels] for line, by_label in lines.items()}
+    assert times == {"torch": [3.0, 3.0], "pull": [2.0, 2.0]}

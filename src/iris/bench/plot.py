@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from iris.bench._environment import describe
-from iris.bench.results import Result, plain
+from iris.bench.results import Result, from_record, plain
 from iris.errors import ArgumentError
 
 _SIZES = ("M", "N", "K")
 _LINES = "algorithm"
 
 
-def draw(results: Sequence[Result], environments: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+def draw_file(path: Path, folder: Path) -> list[Path]:
+    """Draw what ``--benchmark_out`` wrote as JSON, as :func:`draw` does; names of figures begin with the file's."""
+    results, environments = [], []
+    for record in json.loads(Path(path).read_text()):
+        environments.append(record.pop("environment"))
+        results.append(from_record(record, record["params"]))
+    return draw(results, environments, Path(folder), f"{Path(path).stem}_")
+
+
+def draw(
+    results: Sequence[Result], environments: Sequence[dict[str, Any]], folder: Path, prefix: str = ""
+) -> list[Path]:
     """Draw every benchmark for each number of ranks, as PNG and as SVG; the files that were written.
 
     Args:
         results: those without a time are left out.
         environments: what each run of ranks was measured on.
         folder: where the files go; made when there is none.
+        prefix: what their names begin with.
 
     Raises:
         ArgumentError: matplotlib is not installed.
@@ -48,7 +61,7 @@ def draw(results: Sequence[Result], environments: Sequence[dict[str, Any]], fold
         if run is not None:
             figure.text(0.5, -0.04, describe(run), ha="center", fontsize=7)
         for suffix in ("png", "svg"):
-            path = folder / f"{name}_{world_size}ranks.{suffix}"
+            path = folder / f"{prefix}{name}_{world_size}ranks.{suffix}"
             figure.savefig(path, bbox_inches="tight")
             written.append(path)
         pyplot.close(figure)

@@ -89,8 +89,9 @@ def hbm(
     copied=False,
     tracing=False,
     descriptors=True,
+    before=False,
 ):
-    """What a call launches, with the configuration of :func:`iris.ops.choice.staged`."""
+    """What a call launches, with the configuration of :func:`iris.ops.choice.staged`; or what stands before copies."""
     machine = _Machine(target if descriptors else NoDescriptors(target), world)
     machine.tracing = SimpleNamespace(enabled=tracing)
     M, N, K = sizes
@@ -117,8 +118,11 @@ def hbm(
         )
     kernel, args, meta = noted[-1]
     assert kernel is hbm_buffer_kernel
-    assert len(noted) == 1 + (copied and world > 1)
+    assert [kernel for kernel, *_ in noted[:-1]] == [inputs_kernel] * (copied and world > 1)
     arguments, options = specialised(kernel, args, meta)
+    if before:
+        kernel, args, meta = noted[0]
+        return "staged inputs", kernel, *specialised(kernel, args, meta)
     config = plan.config
     tile = f"{config.block_size_m}x{config.block_size_n}x{config.block_size_k}"
     words = (
@@ -130,11 +134,11 @@ def hbm(
     return f"staged {kind} {' '.join(filter(None, words))}", kernel, arguments, options
 
 
-def helpers():
+def helpers(target):
     """The kernels that stand around the copies."""
-    turn = {"flags": "*i32", "counters": "*i32", "members": "*i32", "index": "i32", "context": "*i64"}
     one = {"num_warps": 1}
-    yield "staged inputs", inputs_kernel, turn | {"WORLD": 8, "KERNEL": 1}, one
+    half = torch.float16
+    yield hbm(target, half, half, half, copied=True, before=True)
     yield "staged arrived", arrived_kernel, {"flag": "*i32"}, one
     pair = {"rank": "i32", "peer": "i32", "context": "*i64"}
     for kind in ("bf16", "i8"):
@@ -150,7 +154,7 @@ def paced_helpers():
 
 def cover(target, more):
     """Few: what is chosen for a large problem; with ``more`` copies, another gather dimension, 8 bits, tracing."""
-    yield from helpers()
+    yield from helpers(target)
     yield large(target)
     if more:
         half = torch.float16

@@ -294,8 +294,8 @@ def check_stack_of_staged(answer):
     assert not wrong, wrong
 
 
-# For 128x256 on sm_100 the compiler keeps more addresses over the loop than it has registers for.
-STAGED_STACK = {"sm_100": 256}
+# Where more addresses are kept over the loop over K than there are registers for them.
+STAGED_STACK = {"sm_100": 256, "gfx950": 256}
 
 
 @arch_parameter

@@ -1,4 +1,4 @@
-"""FusedConfig: what it accepts, what it says about a wrong field, and how much shared memory it takes."""
+"""FusedConfig and HbmBufferConfig: what they accept, what they say about a wrong field, how much memory they take."""
 
 from dataclasses import FrozenInstanceError, fields, replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from iris.errors import ArgumentError
 from iris.ops import FusedConfig
-from iris.ops.config import ALL_REDUCE_VARIANTS
+from iris.ops.config import ALL_REDUCE_VARIANTS, STAGED_LAYOUTS, TRANSPORTS, HbmBufferConfig
 
 
 def test_the_defaults_are_valid():
@@ -82,3 +82,56 @@ def test_the_text_tells_what_differs_between_plans():
     text = str(FusedConfig(64, 128, 32, group_size_m=4, num_warps=8, num_stages=3))
     for part in ("64x128x32", "4", "8 warps", "3 stages"):
         assert part in text
+
+
+def test_a_staging_buffer_has_fields_of_its_own():
+    config = HbmBufferConfig(64, 64, 32, k_per_flag=3)
+    assert isinstance(config, FusedConfig)
+    config.validate(7)
+    for layout in STAGED_LAYOUTS:
+        replace(config, staged_a_layout=layout).validate()
+    for transport in TRANSPORTS:
+        replace(config, transport=transport).validate()
+    replace(
+        config, first_stage_fetch_sms=0, num_fetch_sms=10_000, num_fetch_stages=10_000, k_per_flag=10_000
+    ).validate()
+    assert config != FusedConfig(64, 64, 32)
+    assert len({config, replace(config), replace(config, transport="copy_engine")}) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "possible"),
+    [
+        ("k_per_flag", (0, -1), "above 0"),
+        ("num_fetch_sms", (0, -1), "above 0"),
+        ("num_fetch_stages", (0, -1), "above 0"),
+        ("first_stage_fetch_sms", (-1,), "at least 0"),
+        ("staged_a_layout", ("", "rows", None), "one of k_contiguous, m_contiguous"),
+        ("transport", ("", "nvlink", None), "one of sm, copy_engine"),
+    ],
+)
+def test_a_wrong_field_of_a_staging_buffer_is_named(field, values, possible):
+    for value in values:
+        with pytest.raises(ArgumentError) as caught:
+            replace(HbmBufferConfig(), **{field: value}).validate()
+        text = str(caught.value)
+        assert text.startswith(f"HbmBufferConfig.{field} must be")
+        assert possible in text
+        assert text.endswith(f"got {value!r}")
+    with pytest.raises(ArgumentError, match="block_size_m must be a power of two"):
+        HbmBufferConfig(48).validate()
+
+
+def test_copies_bring_rows_as_they_lie():
+    config = HbmBufferConfig(transport="copy_engine", staged_a_layout="m_contiguous")
+    with pytest.raises(ArgumentError, match=r"'copy_engine' takes staged_a_layout 'k_contiguous', got 'm_contiguous'"):
+        config.validate()
+
+
+def test_the_text_tells_how_shards_are_brought():
+    config = HbmBufferConfig(k_per_flag=5, num_fetch_sms=6, num_fetch_stages=7, first_stage_fetch_sms=9)
+    for part in (str(FusedConfig()), "5 blocks a flag", "6 fetchers", "9 for the first of 7 stages", "k_contiguous"):
+        assert part in str(config)
+    copied = str(replace(config, transport="copy_engine"))
+    assert "copies in 7 stages" in copied
+    assert "fetchers" not in copied

@@ -227,3 +227,149 @@ def test_persistent_loops_of_all_ranks_visit_every_tile_once(
     for rank in range(world):
         persistent_kernel[(programs,)](visits, tiles_m, tiles_n, rank, world, chiplets, stage, group)
     assert visits.tolist() == [1] * (tiles_m * tiles_n)
+
+
+def rows_of(kernel, columns, count, *args, device):
+    """What a kernel stores for 0 to ``count - 1``: a tuple for each."""
+    out = torch.full((columns, count), -1, dtype=torch.int32, device=device)
+    kernel[(1,)](out, count, *args, BLOCK=triton.next_power_of_2(count))
+    return list(zip(*out.tolist(), strict=True))
+
+
+@triton.jit
+def piece_kernel(out, count, tiles_m, groups, parts, STAGE_M: tl.constexpr, ALONG_K: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    inside = offs < count
+    part, row, group = schedule.fetched_piece(tl.where(inside, offs, 0), tiles_m, groups, parts, STAGE_M, ALONG_K)
+    tl.store(out + offs, part, mask=inside)
+    tl.store(out + count + offs, row, mask=inside)
+    tl.store(out + 2 * count + offs, group, mask=inside)
+    flag = schedule.piece_flag(part, row, group, tiles_m, groups, parts, ALONG_K)
+    tl.store(out + 3 * count + offs, flag, mask=inside)
+
+
+few = st.integers(1, 9)
+
+
+@settings(deadline=None)
+@given(tiles_m=st.integers(1, 20), groups=few, parts=few, stage=st.sampled_from([1, 2, 3, 7, 20, 1000]))
+@pytest.mark.parametrize("along_k", [True, False])
+def test_every_piece_is_fetched_once_and_has_a_flag_of_its_own(device, tiles_m, groups, parts, stage, along_k):
+    count = tiles_m * groups * parts
+    pieces = rows_of(piece_kernel, 4, count, tiles_m, groups, parts, stage, along_k, device=device)
+    everything = [(p, row, g) for p in range(parts) for row in range(tiles_m) for g in range(groups)]
+    assert sorted(piece[:3] for piece in pieces) == sorted(everything)
+    assert sorted(flag for *_, flag in pieces) == list(range(count)), "two pieces share a flag"
+    # Stage after stage; within a stage all rows get a piece before any gets another one (of the same part along M).
+    assert [row // stage for _, row, *_ in pieces] == sorted(row // stage for _, row, *_ in pieces)
+    waits = {}
+    for part, row, group, flag in pieces:
+        waits.setdefault((row,) if along_k else (part, row), []).append((part, group, flag))
+    for key, mine in waits.items():
+        # What a tile needs one after the other comes in that order and has flags in a row, from its first one on.
+        flags = [flag for *_, flag in mine]
+        assert flags == list(range(flags[0], flags[0] + len(mine))), key
+        assert [group for _, group, _ in mine] == sorted(group for _, group, _ in mine)
+        if along_k:
+            assert [part for part, *_ in mine] == [(key[0] + turn) % parts for turn in range(len(mine))]
+    for item in range(0, count, parts):
+        side_by_side = pieces[item : item + parts]
+        if not along_k:
+            assert {part for part, *_ in side_by_side} == set(range(parts)), "from different peers at a time"
+
+
+@triton.jit
+def block_kernel(out, count, blocks, parts, K_PER_FLAG: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    inside = offs < count
+    turn, part, block = schedule.gathered_block(tl.where(inside, offs, 0), blocks, parts, K_PER_FLAG)
+    tl.store(out + offs, turn, mask=inside)
+    tl.store(out + count + offs, part, mask=inside)
+    tl.store(out + 2 * count + offs, block, mask=inside)
+    tl.store(out + 3 * count + offs, schedule.turn_start(turn, blocks, parts, K_PER_FLAG), mask=inside)
+    tl.store(out + 4 * count + offs, schedule.turn_start(turn + 1, blocks, parts, K_PER_FLAG), mask=inside)
+
+
+@settings(deadline=None)
+@given(blocks=st.integers(1, 40), parts=few, k_per_flag=st.sampled_from([1, 2, 3, 5, 8, 40, 1 << 20]))
+def test_blocks_go_by_turns(device, blocks, parts, k_per_flag):
+    count = blocks * parts
+    got = rows_of(block_kernel, 5, count, blocks, parts, k_per_flag, device=device)
+    want, turn = [], 0
+    for first in range(0, blocks, k_per_flag):
+        for part in range(parts):
+            want += [(turn, part, block) for block in range(first, min(first + k_per_flag, blocks))]
+            turn += 1
+    assert [row[:3] for row in got] == want
+    # Where a turn begins, and where the next one does, is the inverse.
+    for i, (number, _, _, start, following) in enumerate(got):
+        assert start == next(j for j, row in enumerate(want) if row[0] == number)
+        assert start <= i < following
+        assert following == start + sum(row[0] == number for row in want)
+
+
+@triton.jit
+def beyond_kernel(out, count, turns, blocks, parts, K_PER_FLAG: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(out + offs, schedule.turn_start(turns + offs, blocks, parts, K_PER_FLAG), mask=offs < count)
+
+
+@settings(deadline=None, max_examples=30)
+@given(blocks=st.integers(1, 40), parts=few, k_per_flag=st.sampled_from([1, 2, 3, 5, 8, 40]))
+def test_turns_past_the_last_begin_at_the_end_or_later(device, blocks, parts, k_per_flag):
+    """A program that has seen more flags than there are multiplies to the end and no further: it takes the minimum."""
+    turns = -(-blocks // k_per_flag) * parts
+    starts = rows_of(beyond_kernel, 1, 40, turns, blocks, parts, k_per_flag, device=device)
+    assert starts[0] == (blocks * parts,)
+    assert all(start >= blocks * parts for (start,) in starts)
+
+
+@triton.jit
+def shards_kernel(
+    out, count, tiles_m, tiles_n, parts, STAGE_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK: tl.constexpr
+):
+    offs = tl.arange(0, BLOCK)
+    inside = offs < count
+    shard, row, column = schedule.gathered_tile(tl.where(inside, offs, 0), tiles_m, tiles_n, parts, STAGE_M, GROUP_M)
+    tl.store(out + offs, shard, mask=inside)
+    tl.store(out + count + offs, row, mask=inside)
+    tl.store(out + 2 * count + offs, column, mask=inside)
+
+
+@settings(deadline=None)
+@given(
+    tiles_m=st.integers(1, 20), tiles_n=few, parts=few, stage=st.sampled_from([1, 2, 3, 7, 1000]),
+    group=st.sampled_from([1, 2, 3, 8]),
+)  # fmt: skip
+def test_tiles_of_all_shards_follow_the_fetches(device, tiles_m, tiles_n, parts, stage, group):
+    count = tiles_m * tiles_n * (1 + parts)
+    tiles = rows_of(shards_kernel, 3, count, tiles_m, tiles_n, parts, stage, group, device=device)
+    assert sorted(tiles) == [(s, m, n) for s in range(parts + 1) for m in range(tiles_m) for n in range(tiles_n)]
+    own, later = tiles[: tiles_m * tiles_n], tiles[tiles_m * tiles_n :]
+    assert {shard for shard, *_ in own} == {0}, "what needs no fetch comes first"
+    # Stage by stage as the rows are fetched, and within a stage shard by shard.
+    keys = [(row // stage, shard) for shard, row, _ in later]
+    assert keys == sorted(keys)
+    assert [row // stage for _, row, _ in own] == sorted(row // stage for _, row, _ in own)
+
+
+@triton.jit
+def pieces_of_tiles_kernel(out, count, whole, splits, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    inside = offs < count
+    tile, piece, pieces = schedule.divided_tile(tl.where(inside, offs, 0), whole, splits)
+    tl.store(out + offs, tile, mask=inside)
+    tl.store(out + count + offs, piece, mask=inside)
+    tl.store(out + 2 * count + offs, pieces, mask=inside)
+
+
+@settings(deadline=None)
+@given(whole=st.integers(0, 40), divided=st.integers(0, 20), splits=st.integers(1, 9))
+def test_pieces_of_the_last_tiles(device, whole, divided, splits):
+    count = whole + divided * splits
+    if count == 0:
+        return
+    got = rows_of(pieces_of_tiles_kernel, 3, count, whole, splits, device=device)
+    want = [(tile, 0, 1) for tile in range(whole)]
+    want += [(whole + tile, piece, splits) for tile in range(divided) for piece in range(splits)]
+    assert got == want

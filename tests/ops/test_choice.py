@@ -1,6 +1,6 @@
 """The plan of an all-gather + matmul on targets that are not here: algorithm, tiles that fit, reasons."""
 
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +13,7 @@ from iris.errors import ArgumentError, UnsupportedError
 from iris.ops import choice
 from iris.ops.arguments import FLOATS, Problem
 from iris.ops.choice import ALGORITHMS, PULL_ROWS, choose, fitted, precision
-from iris.ops.config import FusedConfig
+from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.runtime.links import LINKS
 from iris.tuning import steps
 from iris.tuning.plan import SOURCES
@@ -221,3 +221,55 @@ def test_float32_follows_torch_unless_the_configuration_says(setting, allowed, w
         assert precision(_target.KNOWN["h200"], HALF, config) == "ieee"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@given(
+    target=st.sampled_from(TARGETS + [_target.INTERPRETER]),
+    a=st.sampled_from([*FLOATS, torch.int8, torch.float8_e4m3fn]),
+    sizes=st.tuples(st.integers(0, 1 << 16), st.integers(0, 1 << 16), st.integers(0, 1 << 16)),
+    world=st.integers(1, 9),
+    gather_dim=st.sampled_from([0, 1]),
+    algorithm=st.sampled_from(["hbm_buffer", "copy_engine"]),
+    own=st.sampled_from([None, FusedConfig(32, 64, 32, num_sms=3), FusedConfig(256, 16, 64, num_warps=4)]),
+)
+def test_configurations_with_a_staging_buffer_are_valid_and_fit(target, a, sizes, world, gather_dim, algorithm, own):
+    M, N, K = sizes
+    asked = problem(M * world if gather_dim == 0 else M, N, K * world if gather_dim == 1 else K, a, world=world)
+    asked = replace(asked, gather_dim=gather_dim)
+    config = choice.staged(context(target), asked, algorithm, own)
+    config.validate(world)
+    assert config.transport == {"hbm_buffer": "sm", "copy_engine": "copy_engine"}[algorithm]
+    assert config.shared_memory_bytes(a.itemsize, a.itemsize) <= target.shared_memory_bytes or own is not None
+    if own is not None:
+        assert {f.name: getattr(config, f.name) for f in fields(FusedConfig)} == asdict(own)
+    # Some programs are left to multiply from the beginning, except for a handful of programs.
+    programs = config.num_sms or target.compute_units
+    assert config.num_fetch_sms <= max(1, programs // 4)
+    assert config.first_stage_fetch_sms <= max(1, programs // 4)
+    # Every fetcher has two pieces where there are so many blocks, and no stage is empty.
+    tiles_m, blocks = -(-M // config.block_size_m), -(-K // config.block_size_k)
+    pieces = tiles_m * -(-blocks // config.k_per_flag) * (world - 1)
+    assert pieces >= min(2 * config.num_fetch_sms, tiles_m * blocks * (world - 1))
+    assert config.num_fetch_stages <= max(1, tiles_m)
+
+
+def test_the_caller_decides_how_shards_are_brought():
+    tiles = FusedConfig(64, 64, 32, num_warps=4)
+    for algorithm, transport in (("hbm_buffer", "sm"), ("copy_engine", "copy_engine")):
+        mine = HbmBufferConfig(64, 64, 32, num_warps=4, k_per_flag=3, transport=transport)
+        for given_algorithm in (None, algorithm):
+            got = plan(algorithm=given_algorithm, config=mine, M=4096)
+            assert (got.algorithm, got.config, got.source) == (algorithm, mine, "user")
+        # Tiles alone: the rest is chosen.
+        got = plan(algorithm=algorithm, config=tiles, M=4096)
+        assert got.algorithm == algorithm
+        assert got.config == choice.staged(context(TARGETS[0]), problem(M=4096), algorithm, tiles)
+        assert got.config.transport == transport
+        assert plan(algorithm=algorithm, M=4096).config == choice.staged(
+            context(TARGETS[0]), problem(M=4096), algorithm
+        )
+        for wrong in {"pull", "hbm_buffer", "copy_engine"} - {algorithm}:
+            with pytest.raises(ArgumentError) as caught:
+                plan(algorithm=wrong, config=mine)
+            for part in (repr(wrong), repr(transport), repr(algorithm), "FusedConfig"):
+                assert part in str(caught.value)

@@ -12,22 +12,35 @@ Algorithms:
     all-gather and matmul of PyTorch, one after the other. Moves each peer's shard once.
 ``pull``
     One persistent kernel. Each output tile reads the tiles of A that it needs from their owners while it multiplies.
-    Nothing is staged; each peer's shard is read once for every ``block_size_n`` columns of out, so it suits few rows,
-    where latency counts more than traffic.
-
+    Nothing is staged; each peer's shard is read once for every ``block_size_n`` columns of out.
 ``hbm_buffer``
     One kernel. Some programs fetch the peers' shards into a staging buffer in ordinary memory, piece by piece, and set
     a flag for each; the others, and the fetchers when all has been taken, multiply what has come, the own shard first.
     Moves each peer's shard once, while multiplication goes on. The buffer holds ``world - 1`` shards.
+``copy_engine``
+    The same kernel without fetchers: copies on further streams fill the buffer and set the flags.
 
-Protocol of ``pull``. Two int32 flags for each pair of ranks, in lines of 128 bytes on the heap: ``ready[p]`` (rank
-p's A may be read) and ``consumed[p]`` (rank p has read mine). The first program of a rank to run sets its ``ready``
-on every peer; a program waits for ``ready[owner]`` before it reads the owner's shard. The last program of a rank to
-end sets its ``consumed`` on every peer and waits for ``consumed`` of every peer, so that A may be overwritten by
-whatever follows in the stream. A program waits only for announcements of peers' kernels, and ``ready`` waits for
-nothing, so any order in which programs start makes progress. A flag holds how often the two ranks have met in this
-workspace (an epoch, kept in device memory and advanced by the kernel), so nothing is reset, a captured graph replays,
-and calls of any mixture of groups may share the flags.
+Protocol between ranks, of all kernels. Two int32 flags for each pair of ranks, in lines of 128 bytes on the heap:
+``ready[p]`` (rank p's A may be read) and ``consumed[p]`` (rank p has read mine). The first program of a rank to run
+sets its ``ready`` on every peer; a program waits for ``ready[owner]`` before it reads the owner's shard. The last
+program of a rank to end sets its ``consumed`` on every peer and waits for ``consumed`` of every peer, so that A may be
+overwritten by whatever follows in the stream. ``ready`` waits for nothing. A flag holds how often the two ranks have
+met in this workspace (an epoch, kept in device memory and advanced by the kernel), so nothing is reset, a captured
+graph replays, and calls of any mixture of groups may share the flags.
+
+Protocol within a rank, of ``hbm_buffer``. Programs get their roles by ticket, in the order in which they start, and
+pieces of A and tiles of out from two queues. A flag of a piece holds the number of the call that has brought it, and a
+counter the number of pieces that have come: who sees all of them looks at no flag any more. Pieces are fetched in the
+order in which tiles need them. The last tiles are divided along K: all pieces of a tile but the last leave float32 (or
+int32) sums and a flag each, the last adds them. A program waits for peers' ``ready``, for fetchers, or for sums that
+were given out earlier to programs that wait for fetchers only: always for one that has started. So any order in which
+programs start makes progress. Flags are never cleared: calls of all shapes are counted together, and an older number
+means not yet.
+
+Protocol of ``copy_engine``. ``inputs_kernel`` clears the flags of the copies, sets ``ready`` and waits for that of
+every peer; behind it, a stream for each peer (one, where ranks share a card) copies chunks of rows and sets each one's
+flag from 0 to 1. The kernel runs beside the copies. It cannot be captured: a graph does not promise that its branches
+run side by side.
 """
 
 from __future__ import annotations
@@ -87,8 +100,8 @@ def all_gather_matmul(
         workspace: from :func:`all_gather_matmul_preamble` or an earlier call; None uses the context's own flags, which
             puts calls in order even when they are made on different streams. Calls that are to overlap need workspaces
             of their own.
-        algorithm: ``"torch"``, ``"pull"`` or ``"hbm_buffer"``; None lets the operation choose; with a config it takes
-            the kernel that the config is for.
+        algorithm: ``"torch"``, ``"pull"``, ``"hbm_buffer"`` or ``"copy_engine"``; None lets the operation choose; with
+            a config it takes the kernel that the config is for.
         gather_dim: 1 when A is sharded along K, 0 when along M.
         group: None for all ranks, a process group, or a sequence of ranks; shards are in group order.
         activation: ``"none"``, ``"relu"``, ``"gelu"`` (with erf) or ``"silu"``, applied after the bias.

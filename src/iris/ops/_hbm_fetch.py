@@ -92,7 +92,7 @@ def fetch_pieces(
     groups = tl.cdiv(tl.cdiv(K_shard, BLOCK_K), K_PER_FLAG)
     items = tiles_m * groups * parts
     of_first_stage = tl.minimum(STAGE_M, tiles_m) * groups * parts
-    element: tl.constexpr = element_bytes(a_ptr.dtype)
+    element = element_bytes(a_ptr.dtype)
     ready = tl.full((), 0, tl.int64)  # a bit for each part whose owner has said that it may be read
     item = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
     if item < items:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -26,11 +27,13 @@ class FusedWorkspace:
         world_size: number of ranks.
         variant: the algorithm.
         group: the ranks, in group order.
-        aux_buffer: buffer on the symmetric heap, None when the algorithm has none.
+        aux_buffer: what peers' shards are fetched into; None before the first call, and when nothing is fetched.
         locks: flags on the symmetric heap (int32), None when the algorithm has none.
         counters: int32 words in ordinary memory: epoch, programs started, programs ended.
         staging: what peers' shards are fetched into, for the algorithm that does.
         plan: the plan of the latest call.
+        trace_data: figures of the latest call that was asked for them, see
+            :func:`iris.ops.all_gather_matmul_hbm_buffer.all_gather_matmul_hbm_buffer`; else None.
         prepared: whether it can be used.
     """
 
@@ -45,6 +48,7 @@ class FusedWorkspace:
     counters: torch.Tensor | None = None
     staging: Staging | None = None
     plan: Plan | None = None
+    trace_data: dict[str, Any] | None = None
     prepared: bool = False
     _finish: Callable[[], None] | None = None
 

@@ -51,6 +51,45 @@ def _chunk(
 
 
 @triton.jit
+def _begin(
+    item,
+    ready,
+    M,
+    K_shard,
+    tiles_m,
+    groups,
+    flags,
+    counters,
+    members,
+    index,
+    rank,
+    context,
+    ELEMENT_BYTES: tl.constexpr,
+    WORLD: tl.constexpr,
+    GATHER_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGE_M: tl.constexpr,
+    K_PER_FLAG: tl.constexpr,
+    KERNEL: tl.constexpr,
+):
+    """Wait until a piece may be read: its part, row of tiles, group, owner, first column and the one past its last, the
+    tick at which an imitated link has carried it, and ``ready``, a bit for each part that may be read."""
+    parts: tl.constexpr = WORLD - 1
+    part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M, GATHER_DIM == 1)
+    peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
+    bit = tl.full((), 1, tl.int64) << (part % 64)
+    if (ready & bit) == 0:
+        wait_for_input(flags, counters, peer, context, KERNEL)
+        if parts <= 64:
+            ready |= bit
+    first = group * (K_PER_FLAG * BLOCK_K)
+    last = tl.minimum(first + K_PER_FLAG * BLOCK_K, K_shard)
+    nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * ELEMENT_BYTES
+    return part, tile_m, group, peer, first, last, link.charge(nbytes, rank, peer, context + 2), ready
+
+
+@triton.jit
 def fetch_pieces(
     a_ptr,
     staged_ptr,
@@ -93,20 +132,14 @@ def fetch_pieces(
     items = tiles_m * groups * parts
     of_first_stage = tl.minimum(STAGE_M, tiles_m) * groups * parts
     element = element_bytes(a_ptr.dtype)
-    ready = tl.full((), 0, tl.int64)  # a bit for each part whose owner has said that it may be read
     item = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
     if item < items:
-        part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M, GATHER_DIM == 1)
-        peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
-        wait_for_input(flags, counters, peer, context, KERNEL)
-        if parts <= 64:
-            ready |= tl.full((), 1, tl.int64) << part
+        part, tile_m, group, peer, first, last, due, ready = _begin(
+            item, tl.full((), 0, tl.int64), M, K_shard, tiles_m, groups, flags, counters, members, index, rank, context,
+            element, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
+        )  # fmt: skip
         if TRACING:
             span = tracing.start(context, _FETCH, peer, tile_m, group)
-        first = group * (K_PER_FLAG * BLOCK_K)
-        last = tl.minimum(first + K_PER_FLAG * BLOCK_K, K_shard)
-        nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * element
-        due = link.charge(nbytes, rank, peer, context + 2)
         source, target, mask = _chunk(
             a_ptr, staged_ptr, M, stride_am, stride_ak, stride_part, stride_sm, stride_sk,
             part, tile_m, first, last, rank, peer, context, BLOCK_M, FETCH_K,
@@ -140,19 +173,12 @@ def fetch_pieces(
             if TRACING:
                 done = span
             if following < items:
-                part, tile_m, group = fetched_piece(following, tiles_m, groups, parts, STAGE_M, GATHER_DIM == 1)
-                peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
-                bit = tl.full((), 1, tl.int64) << (part % 64)
-                if (ready & bit) == 0:
-                    wait_for_input(flags, counters, peer, context, KERNEL)
-                    if parts <= 64:
-                        ready |= bit
+                part, tile_m, group, peer, first, last, due, ready = _begin(
+                    following, ready, M, K_shard, tiles_m, groups, flags, counters, members, index, rank, context,
+                    element, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
+                )  # fmt: skip
                 if TRACING:
                     span = tracing.start(context, _FETCH, peer, tile_m, group)
-                first = group * (K_PER_FLAG * BLOCK_K)
-                last = tl.minimum(first + K_PER_FLAG * BLOCK_K, K_shard)
-                nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * element
-                due = link.charge(nbytes, rank, peer, context + 2)
             source, _, next_mask = _chunk(
                 a_ptr, staged_ptr, M, stride_am, stride_ak, stride_part, stride_sm, stride_sk,
                 part, tile_m, first, tl.where(following < items, last, first), rank, peer, context, BLOCK_M, FETCH_K,

@@ -2,10 +2,10 @@
 
     python benchmarks/bench_links.py --benchmark_out links.json
     python benchmarks/bench_links.py --axis_num_ranks=2 --axis_nbytes=pow2:20:30 --axis_by=32,all,copy_engine
-    iris run --sim -n 2 benchmarks/bench_links.py --axis_nbytes=65536 --axis_by=2,copy_engine --axis_trips=16
+    iris run --sim -n 2 benchmarks/bench_links.py --axis_nbytes=65536 --axis_by=2,copy_engine --axis_trips=32
 
-``bandwidth``: every rank puts to, or gets from, its next neighbour (``both``: both directions at once where there are two
-ranks), or rank 0 alone does (``one``). ``by`` is how many programs a kernel has, ``all`` for one a compute unit, or
+``bandwidth``: every rank puts to, or gets from, its next neighbour (``both``: with two ranks, both directions at once),
+or rank 0 alone does (``one``). ``by`` is how many programs a kernel has, ``all`` for one a compute unit, or
 ``copy_engine`` for a copy of PyTorch between the ranks' memories. ``BW`` is what one rank moves in one direction. Every
 byte is compared with what the source held before anything is timed.
 
@@ -73,10 +73,10 @@ def ping_pong_kernel(
     offs = tl.arange(0, 32)
     total = tl.zeros((32,), tl.int32)
     arrived = tl.zeros((1,), tl.int32)
-    for batch in range(0, trips // BATCH):
+    for batch in range(trips // BATCH):
         if rank == 0:
             tl.store(times + batch, _asm.ticks())
-        for step in range(0, BATCH):
+        for step in range(BATCH):
             trip = base + batch * BATCH + step + 1
             line = inbox + (trip % 2) * 32 + offs
             if rank == 0:

@@ -46,6 +46,7 @@ WITHOUT_MULTICAST = {
 RESERVE = 20.0  # seconds of the budget that are kept for ending a step and drawing figures
 GRACE = 12.0  # between asking a step to end and ending it
 MOST_ATTEMPTS = 2  # of a step that does not end by itself
+MOST_CRASHES = 4  # of pytest, after which the tests that have not run are given up
 LAST_LINES = 15
 _POLL = 0.2
 _PR_SET_PDEATHSIG = 1
@@ -238,7 +239,8 @@ def do(step: Step, out: Path, state: State, left: float) -> None:
         raise
     record["seconds"] = round(record["seconds"] + time.monotonic() - begin, 1)
     error = verdict(step, out, code, limit)
-    if code is None and step.resumable:
+    cut = code is None or (code < 0 and record["attempts"] <= MOST_CRASHES)
+    if cut and step.resumable:
         record["state"] = "partly"
     elif code is None and limit < step.limit and record["attempts"] < MOST_ATTEMPTS:
         record["state"] = "waiting"  # the budget ended it

@@ -264,6 +264,21 @@ def test_tests_go_on_where_they_were_cut(call, tmp_path):
     assert "- `test_planted.py::test_fails`" in page
 
 
+def test_a_test_that_ends_pytest_does_not_keep_the_others_from_running(call, tmp_path):
+    from _run_all_steps import Step, table
+
+    program = tmp_path / "test_crash.py"
+    program.write_text("import os\ndef test_crashes(): os.kill(os.getpid(), 9)\ndef test_after(): pass\n")
+    whole = next(one for one in table(2) if one.name == "tests-gpu")
+    words = (*whole.words[: whole.words.index("tests/gpu")], "-c", os.devnull, "--rootdir", str(tmp_path), str(program))
+    one = Step("tests-gpu", "tests", 0.1, words, "tests", resumable=True)
+    states = [call([one])[1]["tests-gpu"]["state"] for _ in range(3)]
+    assert states == ["partly", "partly", "failed"]
+    page = (tmp_path / "out/summary.md").read_text()
+    assert "| tests-gpu | 1 | 1 | 0 | 0 |" in page
+    assert "- `test_crash.py::test_crashes`" in page
+
+
 def test_what_cannot_be_asked_for(call, tmp_path, capsys):
     for words, message in (
         (["--only", "one,nothing*"], "there is no such step; possible: one"),

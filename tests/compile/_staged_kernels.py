@@ -191,24 +191,25 @@ def without_tracing(target):
 
 
 def product(target):
-    """Every dtype with each transport, gather dimension, number of ranks, and where there are descriptors both ways."""
+    """Every dtype with each transport and gather dimension, bfloat16 with every number of ranks; where there are
+    descriptors both ways; odd sizes."""
     half = torch.bfloat16
     fp8 = [getattr(torch, name) for name in target.fp8]
     pairs = [(d, d) for d in (torch.float32, torch.float16, half, torch.int8, *fp8)] + ([tuple(fp8)] if fp8 else [])
     turn = 0
-    for a, b in pairs:
+    for number, (a, b) in enumerate(pairs):
         for gather_dim in (0, 1):
-            for world in (1, 2, 8):
+            for world in (1, 2, 8) if a == half else ((2, 8)[(number + gather_dim) % 2],):
                 turn += 1
                 out = torch.int32 if a == torch.int8 else (half, torch.float16, torch.float32)[turn % 3]
-                epilogue = {"bias": turn % 2 == 0, "tracing": turn % 4 == 1, "copied": turn % 3 == 2}
-                if out != torch.int32:
-                    epilogue["activation"] = ("none", "relu", "gelu", "silu", "none")[turn % 5]
-                epilogue["scaled"] = a in fp8 and turn % 2 == 1
-                wide = a.itemsize == 2 and turn % 4 < 2
-                given = epilogue | {"world": world, "gather_dim": gather_dim, "transpose": "NN" if wide else "NT"}
+                given = {
+                    "world": world, "gather_dim": gather_dim, "transpose": "NN" if a.itemsize == 2 else "NT",
+                    "bias": turn % 2 == 0, "copied": turn % 3 == 2, "tracing": turn % 4 == 1,
+                    "scaled": a in fp8 and gather_dim == 0,
+                    "activation": "none" if out == torch.int32 else ("none", "relu", "gelu", "silu")[turn % 4],
+                }  # fmt: skip
                 yield hbm(target, a, b, out, **given)
                 if world == 2 and target.descriptors:
                     yield hbm(target, a, b, out, **given, descriptors=False)
-        yield hbm(target, a, b, torch.int32 if a == torch.int8 else half, sizes=SMALL, transpose="TN", bias=True)
-        yield hbm(target, a, b, torch.int32 if a == torch.int8 else half, sizes=SMALL, gather_dim=0, tracing=True)
+        out = torch.int32 if a == torch.int8 else half
+        yield hbm(target, a, b, out, sizes=SMALL, transpose=("TN", "TT")[number % 2], gather_dim=number % 2, bias=True)

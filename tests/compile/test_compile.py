@@ -366,7 +366,7 @@ def test_every_shipped_configuration(product, arch):
     assert not spilled, spilled
     assert len(ccl_records(answer)) >= 80
     names = [name for name in staged_records(answer) if is_kernel(name)]
-    assert len(names) >= 40
+    assert len(names) >= 20
     for world in (1, 2, 8):
         for dim in (0, 1):
             assert any(f"dim={dim} world={world} " in name for name in names), (dim, world)

@@ -52,6 +52,7 @@ def _chunk(
 
 @triton.jit
 def _begin(
+    a_ptr,
     item,
     ready,
     M,
@@ -64,7 +65,6 @@ def _begin(
     index,
     rank,
     context,
-    ELEMENT_BYTES: tl.constexpr,
     WORLD: tl.constexpr,
     GATHER_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -85,7 +85,7 @@ def _begin(
             ready |= bit
     first = group * (K_PER_FLAG * BLOCK_K)
     last = tl.minimum(first + K_PER_FLAG * BLOCK_K, K_shard)
-    nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * ELEMENT_BYTES
+    nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * element_bytes(a_ptr.dtype)
     return part, tile_m, group, peer, first, last, link.charge(nbytes, rank, peer, context + 2), ready
 
 
@@ -131,12 +131,11 @@ def fetch_pieces(
     groups = tl.cdiv(tl.cdiv(K_shard, BLOCK_K), K_PER_FLAG)
     items = tiles_m * groups * parts
     of_first_stage = tl.minimum(STAGE_M, tiles_m) * groups * parts
-    element = element_bytes(a_ptr.dtype)
     item = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
     if item < items:
         part, tile_m, group, peer, first, last, due, ready = _begin(
-            item, tl.full((), 0, tl.int64), M, K_shard, tiles_m, groups, flags, counters, members, index, rank, context,
-            element, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
+            a_ptr, item, tl.full((), 0, tl.int64), M, K_shard, tiles_m, groups, flags, counters, members, index, rank, context,
+            WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
         )  # fmt: skip
         if TRACING:
             span = tracing.start(context, _FETCH, peer, tile_m, group)
@@ -174,8 +173,8 @@ def fetch_pieces(
                 done = span
             if following < items:
                 part, tile_m, group, peer, first, last, due, ready = _begin(
-                    following, ready, M, K_shard, tiles_m, groups, flags, counters, members, index, rank, context,
-                    element, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
+                    a_ptr, following, ready, M, K_shard, tiles_m, groups, flags, counters, members, index, rank, context,
+                    WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
                 )  # fmt: skip
                 if TRACING:
                     span = tracing.start(context, _FETCH, peer, tile_m, group)

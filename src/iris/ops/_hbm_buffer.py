@@ -27,7 +27,7 @@ _COPIES = launch.kernel_id("all_gather_matmul/copy_engine")
 # Flags that a program reads at once, to see how much has come.
 _AHEAD = 32
 # All of a part's K at once: what copies bring.
-_WHOLE = 1 << 20
+_WHOLE = 1 << 24
 _MOST_SPLITS = 8
 _LEAST_BLOCKS = 8  # of K in a piece of a divided tile: fewer do not pay for the exchange of sums
 _LEAVE, _ADD = 0.06, 0.06  # what leaving a sum and adding one take, of the time for a tile

@@ -134,8 +134,8 @@ def fetch_pieces(
     item = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
     if item < items:
         part, tile_m, group, peer, first, last, due, ready = _begin(
-            a_ptr, item, tl.full((), 0, tl.int64), M, K_shard, tiles_m, groups, flags, counters, members, index, rank, context,
-            WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
+            a_ptr, item, tl.full((), 0, tl.int64), M, K_shard, tiles_m, groups, flags, counters, members, index, rank,
+            context, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
         )  # fmt: skip
         if TRACING:
             span = tracing.start(context, _FETCH, peer, tile_m, group)
@@ -173,8 +173,8 @@ def fetch_pieces(
                 done = span
             if following < items:
                 part, tile_m, group, peer, first, last, due, ready = _begin(
-                    a_ptr, following, ready, M, K_shard, tiles_m, groups, flags, counters, members, index, rank, context,
-                    WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
+                    a_ptr, following, ready, M, K_shard, tiles_m, groups, flags, counters, members, index, rank,
+                    context, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
                 )  # fmt: skip
                 if TRACING:
                     span = tracing.start(context, _FETCH, peer, tile_m, group)

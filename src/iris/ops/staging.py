@@ -71,6 +71,9 @@ class Staging:
                 f"all_gather_matmul: the staging buffer has to grow to {nbytes} bytes, which a graph cannot capture; "
                 "make the call once before the capture"
             )
+        if self.flags.numel():
+            # Calls on other streams may still use what is given back.
+            self._ctx.synchronize()
         if self.buffer.numel() < nbytes:
             # Rows past the last one are read in whole tiles and have no effect.
             self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=self._ctx.get_device())

@@ -268,6 +268,7 @@ def test_figures_of_a_trace():
 
 
 def body_trace(ctx):
+    ctx.tracing.disable()  # a context serves many tests
     out, a, b, shards, b_host = problem(ctx, 40, 70, 64, seed=8)
     workspace = all_gather_matmul_hbm_buffer(ctx, out, a, b, config=TILE, k_per_flag=1, num_fetch_sms=2)
     assert workspace.trace_data is None

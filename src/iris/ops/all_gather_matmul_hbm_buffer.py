@@ -104,19 +104,21 @@ def all_gather_matmul_hbm_buffer(
         or _wrong_workspace(ctx, workspace, settled, A_sharded, B),
         {"fetch_block_m": fetch_block_m, "fetch_block_k": fetch_block_k},
     )  # fmt: skip
-    was_on = trace and ctx.tracing.enabled
+    was_on = ctx.tracing.enabled
     schedule = _begin_trace(ctx, output_tensor, A_sharded, B, bias, settled) if trace and settled is not None else None
-    workspace = all_gather_matmul(
-        ctx, output_tensor, A_sharded, B, bias, async_op, settled, workspace, algorithm=_ALGORITHM
-    )
-    workspace.trace_data = None
-    if schedule is not None and settled is not None:
-        ctx.synchronize()
-        workspace.trace_data = trace_data(
-            ctx.tracing.events(), schedule.grid, schedule.fetchers, schedule.first_fetchers,
-            _tiles(output_tensor, settled), schedule.stage_rows,
-        )  # fmt: skip
-        if not was_on:
+    try:
+        workspace = all_gather_matmul(
+            ctx, output_tensor, A_sharded, B, bias, async_op, settled, workspace, algorithm=_ALGORITHM
+        )
+        workspace.trace_data = None
+        if schedule is not None and settled is not None:
+            ctx.synchronize()
+            workspace.trace_data = trace_data(
+                ctx.tracing.events(), schedule.grid, schedule.fetchers, schedule.first_fetchers,
+                _tiles(output_tensor, settled), schedule.stage_rows,
+            )  # fmt: skip
+    finally:
+        if schedule is not None and not was_on:
             ctx.tracing.disable()
     return workspace
 

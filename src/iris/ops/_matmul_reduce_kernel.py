@@ -128,6 +128,7 @@ def matmul_reduce_kernel(
         positions = tl.cdiv(tiles, WORLD) * WORLD
         sums = (tiles + WORLD - 1 - index) // WORLD
     size: tl.constexpr = BLOCK_M * BLOCK_N
+    nbytes: tl.constexpr = REDUCE_M * BLOCK_N * element_bytes(partial_ptr.dtype)
     lanes = tl.arange(0, LANES)
     there = lanes < WORLD
     everyone = tl.load(members + lanes, mask=there, other=0)
@@ -204,7 +205,6 @@ def matmul_reduce_kernel(
                 # In the order of the members, whoever adds: all ranks have the same bits.
                 for step in tl.static_range(WORLD):
                     peer = tl.load(members + step)
-                    nbytes: tl.constexpr = REDUCE_M * BLOCK_N * element_bytes(partial_ptr.dtype)
                     due = tl.maximum(due, link.charge(nbytes, rank, peer, context + 2))
                     total += tl.load(translate(tile, rank, peer, context + 2)).to(total.dtype)
                 link.carried(due)

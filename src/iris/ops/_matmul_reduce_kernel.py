@@ -1,4 +1,7 @@
-"""The kernel of matmul + reduce-scatter and matmul + all-reduce; its protocol is in :mod:`iris.ops.matmul_reduce_scatter`."""
+"""The kernel of matmul + reduce-scatter and matmul + all-reduce.
+
+Its protocol is in :mod:`iris.ops.matmul_reduce_scatter` and :mod:`iris.ops.matmul_all_reduce`.
+"""
 
 import triton
 import triton.language as tl
@@ -108,9 +111,9 @@ def matmul_reduce_kernel(
 ):
     """``out = act(sum over ranks of A @ B + bias)``, or the rows of it that the rank owns (``SCATTER``).
 
-    ``chunk`` are the rows of an owner with ``SCATTER``. Tile ``slot`` of the own product lies in ``partial_ptr``, on the
-    heap, BLOCK_M x BLOCK_N elements in a row; ``arrived`` has, on the heap, a flag for each member and slot: how often
-    the two ranks have met when the member's tile may be read (for the own tiles: calls).
+    ``chunk`` are the rows of an owner with ``SCATTER``. Tile ``slot`` of the own product lies in ``partial_ptr``, on
+    the heap, BLOCK_M x BLOCK_N elements in a row; ``arrived`` has, on the heap, a flag for each member and slot: how
+    often the two ranks have met when the member's tile may be read (for the own tiles: calls).
     """
     begin_turn(flags, counters, members, index, context, WORLD)
     rank = tl.load(members + index)
@@ -214,10 +217,10 @@ def matmul_reduce_kernel(
                     for step in range(WORLD):
                         # The peer's tile has come, so its kernel runs and its output may be overwritten.
                         peer = tl.load(members + rotated_rank(index, step, WORLD))
+                        out = translate(out_ptr, rank, peer, context + 2)
                         write_tile(
-                            total, translate(out_ptr, rank, peer, context + 2), rows, columns, mask, stride_om, stride_on,
-                            bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
-                            HAS_BIAS, HAS_SCALES, ACTIVATION,
+                            total, out, rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
+                            scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
                         )  # fmt: skip
                 else:
                     write_tile(

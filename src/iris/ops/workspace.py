@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +12,9 @@ from iris.errors import ArgumentError
 from iris.ops.staging import Staging
 from iris.runtime.groups import Group
 from iris.tuning import Plan
+
+if TYPE_CHECKING:
+    from iris.ops.partials import Partials
 
 
 @dataclass
@@ -30,6 +34,7 @@ class FusedWorkspace:
         locks: flags on the symmetric heap (int32), None when the algorithm has none.
         counters: int32 words in ordinary memory: epoch, programs started, programs ended.
         staging: what peers' shards are fetched into, for the algorithm that does.
+        partials: partial products and their flags, on the symmetric heap, for operations that add them.
         plan: the plan of the latest call.
         prepared: whether it can be used.
     """
@@ -44,6 +49,7 @@ class FusedWorkspace:
     locks: torch.Tensor | None = None
     counters: torch.Tensor | None = None
     staging: Staging | None = None
+    partials: Partials | None = None
     plan: Plan | None = None
     prepared: bool = False
     _finish: Callable[[], None] | None = None
@@ -88,5 +94,5 @@ class FusedWorkspace:
 
     def clear(self) -> None:
         """Mark as not prepared and give the buffers back."""
-        self.aux_buffer = self.locks = self.counters = self.staging = None
+        self.aux_buffer = self.locks = self.counters = self.staging = self.partials = None
         self.prepared = False

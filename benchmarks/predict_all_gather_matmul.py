@@ -9,10 +9,12 @@ size has a million. So the kernel's accesses, products, flags and counters are t
 (:class:`iris.sim.virtual_time.VirtualTime`) without the values: every program of every rank, every block of K, at full
 size, in the order of virtual time. Who does what comes from the library: the numbers of the launch from
 ``iris.ops._hbm_buffer``, the order of pieces, blocks and tiles from ``iris.x.schedule``. What is written down a second
-time is the control flow of the kernel, in :func:`program`. ``--interpret`` also runs
-the kernel itself under ``iris.sim.predict``; to take minutes instead of an hour, every size of problem and tile is divided
-by 4 there, every rate of bytes by 16 and that of products by 64, which leaves the number of tiles and blocks and the time of
-each as they are, but not the size of what a fetcher reads at once. So the same is told, too, and these two are compared.
+time is the control flow of the kernel, in :class:`Program`.
+
+``--interpret`` also runs the kernel itself under ``iris.sim.predict``. To take minutes, not hours, every size of
+problem and tile is divided by 4 there, every rate of bytes by 16 and that of products by 64, which leaves the number of
+tiles and blocks and the time of each as they are, but not how much a fetcher reads at once. So the same is told, too,
+and these two are to be compared.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ CONFIG = HbmBufferConfig(
     128, 256, 64, k_per_flag=16, num_fetch_sms=32, first_stage_fetch_sms=256, num_warps=8, num_stages=2
 )
 FP16 = 2
+WINDOW_NS = 200.0  # programs whose clocks are no further apart go on in any order, as in the simulator
 SCALE = 4  # of --interpret
 
 
@@ -122,7 +125,7 @@ class Rank:
 class Replay:
     """One call of the kernel on all ranks, told to virtual time. A is sharded along K, operands are fp16.
 
-    ``seed`` decides between programs whose clocks are equal, and ``target`` is what the launch is made for, by default
+    ``seed`` decides between programs whose clocks are close, and ``target`` is what the launch is made for, by default
     the machine.
     """
 
@@ -154,7 +157,7 @@ class Replay:
         )
         self.ranks = [Rank(rank) for rank in range(world_size)]
         self.ready: list[tuple[float, float, int, Program]] = []
-        self.random = random.Random(seed)  # decides between programs whose clocks are equal
+        self.random = random.Random(seed)  # decides between programs whose clocks are close
         self.entered = 0
         self.waits = 0
         # Where in the memory of a rank things begin, far from each other.
@@ -186,7 +189,7 @@ class Replay:
 
     def resume_at(self, ns: float, program: Program) -> None:
         self.entered += 1
-        heapq.heappush(self.ready, (ns, self.random.random(), self.entered, program))
+        heapq.heappush(self.ready, (ns // WINDOW_NS, self.random.random(), self.entered, program))
 
 
 class Program:
@@ -446,7 +449,7 @@ def body(ctx: Any, M: int, N: int, K: int, config: HbmBufferConfig) -> None:
 def divided(
     machine: Machine, sizes: tuple[int, int, int], config: HbmBufferConfig, scale: int
 ) -> tuple[Machine, tuple[int, int, int], HbmBufferConfig]:
-    """All sizes of problem and tiles divided by ``scale``, and the rates of the machine such that a tile takes as long."""
+    """All sizes divided by ``scale``, and the rates of the machine such that a tile takes as long."""
     rates = {
         name: getattr(machine, name) / scale**2
         for name in (

@@ -945,7 +945,8 @@ def body_one_buffer(ctx, preamble):
         out = torch.full((M, 16), float("nan"), device=device)
         used = out
         if turn == 2:
-            # On another stream, which the calls' order follows too.
+            # On another stream, which the calls' order follows too; the inputs come from this one.
+            stream.wait_stream(ctx.current_stream())
             with ctx.use_stream(stream):
                 returned = ctx.ops.all_gather_matmul(
                     out, a, b, workspace=workspace, async_op=True, **ALGORITHMS[algorithm]
@@ -967,3 +968,19 @@ def body_one_buffer(ctx, preamble):
 @pytest.mark.parametrize("preamble", [False, slow(True)])
 def test_staging_buffer_serves_all_shapes(ranks, world, preamble):
     ranks(world).run(body_one_buffer, preamble)
+
+
+def body_workspace_elsewhere(ctx, algorithm):
+    """A workspace may be used on another stream at once: making it waits for what it is made of."""
+    out, a, b, shards, b_host = problem(ctx, 20, 16, 33 * ctx.get_num_ranks(), torch.float32, integers=True)
+    workspace = iris.ops.all_gather_matmul_preamble(ctx, a, b, **ALGORITHMS[algorithm])
+    with ctx.use_stream(ctx.new_stream()):
+        ctx.ops.all_gather_matmul(out, a, b, workspace=workspace, **ALGORITHMS[algorithm])
+        check(ctx, out, shards, b_host, integers=True)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("algorithm", ["pull", "hbm_buffer", "copy_engine"])
+@pytest.mark.parametrize("world", [2, slow(1), slow(3)])
+def test_a_new_workspace_on_another_stream(ranks, world, algorithm):
+    ranks(world).run(body_workspace_elsewhere, algorithm)

@@ -270,7 +270,7 @@ def test_figures_of_a_trace():
 def body_trace(ctx):
     out, a, b, shards, b_host = problem(ctx, 40, 70, 64, seed=8)
     workspace = all_gather_matmul_hbm_buffer(ctx, out, a, b, config=TILE, k_per_flag=1, num_fetch_sms=2)
-    assert getattr(workspace, "trace_data", None) is None
+    assert workspace.trace_data is None
     given = {"config": TILE, "k_per_flag": 1, "num_fetch_sms": 2, "first_stage_fetch_sms": 2}
     for before in (None, 1, 100_000):  # off; on with too little room; on with enough
         if before is not None:
@@ -293,7 +293,7 @@ def body_trace(ctx):
         assert data["total_fetch_wgs"] in ((1, 2) if ctx.get_num_ranks() > 1 else (0,))
         ctx.barrier()
     workspace = all_gather_matmul_hbm_buffer(ctx, out, a, b, **given)
-    assert getattr(workspace, "trace_data", None) is None
+    assert workspace.trace_data is None
     ctx.barrier()
 
 

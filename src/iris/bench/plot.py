@@ -15,7 +15,7 @@ _SIZES = ("M", "N", "K")
 _LINES = "algorithm"
 
 
-def draw_file(path: Path, folder: Path) -> list[Path]:
+def draw_file(path: str | Path, folder: str | Path) -> list[Path]:
     """Draw what ``--benchmark_out`` wrote as JSON, as :func:`draw` does; names of figures begin with the file's."""
     results, environments = [], []
     for record in json.loads(Path(path).read_text()):

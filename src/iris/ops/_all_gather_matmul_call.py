@@ -150,12 +150,13 @@ def check(
 def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
     """A workspace with flags of its own for ``call``. Collective over the world: all ranks make the allocation."""
     flags, counters = new_pair_flags(ctx, OPERATION)
-    # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
-    ctx.synchronize()
-    ctx.exchange.all_gather(f"{OPERATION}(): workspace ready", None)
     staging = Staging(ctx)
     if call.schedule is not None:
         staging.get(*call.schedule.staging)
+    # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does. And the
+    # first call may be on another stream than this one.
+    ctx.synchronize()
+    ctx.exchange.all_gather(f"{OPERATION}(): workspace ready", None)
     return _empty_workspace(call, members, flags, counters, staging)
 
 

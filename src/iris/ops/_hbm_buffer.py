@@ -166,6 +166,7 @@ def run_hbm_buffer(
     wide = bias.expand(problem.M, problem.N) if bias is not None else out
     scale_a, scale_b = scales if problem.scaled else (out, out)
     staging = workspace.staging.get(*s.staging)
+    workspace.aux_buffer = staging.buffer
     staged = staging.buffer[: s.buffer_bytes].view(a.dtype)
     accumulator = torch.int32 if problem.a_dtype == torch.int8 else torch.float32
     if s.copied and ctx.capturing():

@@ -93,6 +93,7 @@ def _run_kernel(ctx, call: Call, workspace, out, a, b, bias, scales, members: Gr
     problem, config, s = call.problem, call.plan.config, call.schedule
     assert s is not None
     memory = workspace.partials.get(s.nbytes, s.flags)
+    workspace.aux_buffer = memory.buffer
     wide = bias.expand(problem.M, problem.N)[call.first :] if bias is not None else out
     scale_a, scale_b = scales if problem.scaled else (out, out)
     descriptors = (None, None)

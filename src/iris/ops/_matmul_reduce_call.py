@@ -146,7 +146,11 @@ class State(Calls[Call]):
         problem, plan = call.problem, call.plan
         key = (plan.operation, problem.M, problem.N, problem.K, problem.a_dtype, members.ranks, plan.algorithm)
         if call.schedule is not None:
-            self.partials.get(call.schedule.nbytes, call.schedule.flags)
+            sizes = call.schedule.nbytes, call.schedule.flags
+            if not self.partials.holds(*sizes):
+                for workspace in self._workspaces.values():
+                    workspace.aux_buffer = None  # or the heap could not take it back
+            self.partials.get(*sizes)
         if key not in self._workspaces:
             self._workspaces[key] = workspace_over(call, members, self.partials)
         return self._workspaces[key]

@@ -81,7 +81,7 @@ def all_gather_matmul_hbm_buffer(
     ``num_fetch_sms``, ``first_stage_fetch_sms``, ``num_fetch_stages``, ``num_m_tiles`` and ``num_tiles_n`` are those
     that the kernel ran with, ``total_fetch_wgs`` counts the programs that fetched, ``gemm_tiles_per_stage`` the tiles
     of the output in a full stage; ``first_stage_size`` and ``rest_stage_size`` are the programs that serve a stage, the
-    whole grid. Without ``trace`` there is no ``trace_data``.
+    whole grid. Without ``trace`` it is None.
 
     Returns:
         The workspace; ``workspace.plan`` says what ran.
@@ -109,10 +109,10 @@ def all_gather_matmul_hbm_buffer(
     workspace = all_gather_matmul(
         ctx, output_tensor, A_sharded, B, bias, async_op, settled, workspace, algorithm=_ALGORITHM
     )
-    vars(workspace).pop("trace_data", None)
+    workspace.trace_data = None
     if schedule is not None and settled is not None:
         ctx.synchronize()
-        vars(workspace)["trace_data"] = trace_data(
+        workspace.trace_data = trace_data(
             ctx.tracing.events(), schedule.grid, schedule.fetchers, schedule.first_fetchers,
             _tiles(output_tensor, settled), schedule.stage_rows,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.errors import CaptureError
-from iris.ops._hbm_buffer_kernel import QUEUE_WORDS
+from iris.ops._hbm_fetch import QUEUE_WORDS
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,12 +30,15 @@ class FusedWorkspace:
         world_size: number of ranks.
         variant: the algorithm.
         group: the ranks, in group order.
-        aux_buffer: buffer on the symmetric heap, None when the algorithm has none.
+        aux_buffer: what peers' shards are fetched into, or the own partial products; None before the first call, and
+            when there is neither.
         locks: flags on the symmetric heap (int32), None when the algorithm has none.
         counters: int32 words in ordinary memory: epoch, programs started, programs ended.
         staging: what peers' shards are fetched into, for the algorithm that does.
         partials: partial products and their flags, on the symmetric heap, for operations that add them.
         plan: the plan of the latest call.
+        trace_data: figures of the latest call that was asked for them, see
+            :func:`iris.ops.all_gather_matmul_hbm_buffer.all_gather_matmul_hbm_buffer`; else None.
         prepared: whether it can be used.
     """
 
@@ -51,6 +54,7 @@ class FusedWorkspace:
     staging: Staging | None = None
     partials: Partials | None = None
     plan: Plan | None = None
+    trace_data: dict[str, Any] | None = None
     prepared: bool = False
     _finish: Callable[[], None] | None = None
 

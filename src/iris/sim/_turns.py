@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter
 
 from iris.runtime.scheduler import Program
@@ -31,6 +32,8 @@ def _content(value: Any, depth: int) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return value.tobytes()
+    if isinstance(value, tl.tuple):  # those of Triton 3.6 raise a ValueError for an attribute that they do not have
+        value = value.values
     if isinstance(value, list | tuple) and depth < _DEEPEST:
         return tuple(_content(v, depth + 1) for v in value)
     data = getattr(getattr(value, "handle", None), "data", None)

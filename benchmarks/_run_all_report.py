@@ -1,0 +1,451 @@
+"""What run_all.py writes: goals, tables, figures and a page that sums them up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _run_all_steps import Step
+from _run_all_tests import outcomes
+
+SUMMARY, TABLES = "summary.md", "tables.md"
+SPEEDUP, HIDDEN, FROM_M = 1.2, 80.0, 4096
+SMALL_US, SMALL_BYTES = 12.0, 64 << 10
+GATHER_GBPS = 350.0
+NK = (3584, 8192)  # of all_gather_matmul's goals
+REACHED, MISSED, UNKNOWN = "reached", "missed", "not measured"
+MOST_NAMES = 40
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A goal, what was measured, and whether that reaches it."""
+
+    goal: str
+    measured: str
+    verdict: str
+
+
+class Data:
+    """What the steps wrote; a step without a file has none."""
+
+    def __init__(self, out: Path, steps: Sequence[Step]):
+        self.out, self.steps = out, steps
+
+    def _read(self, step: Step) -> Any:
+        path = self.out / step.output
+        try:
+            return json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):  # a step that was ended may have left half a file
+            return None
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        step = next((step for step in self.steps if step.kind == "machine"), None)
+        return (step and self._read(step)) or {}
+
+    def rows(self, prefix: str = "") -> list[dict[str, Any]]:
+        """Rows of iris.bench of the steps whose names begin so."""
+        chosen = [step for step in self.steps if step.kind == "bench" and step.name.startswith(prefix)]
+        return [row for step in chosen for row in self._read(step) or ()]
+
+    def collectives(self) -> list[dict[str, Any]]:
+        chosen = [step for step in self.steps if step.kind == "collectives"]
+        return [row for step in chosen for row in (self._read(step) or {}).get("rows", ())]
+
+    def tests(self) -> dict[str, dict[str, str]]:
+        """Outcomes by step and test, of steps that have begun."""
+        chosen = [step for step in self.steps if step.kind == "tests" and (self.out / step.output).exists()]
+        return {step.name: outcomes(self.out / step.output) for step in chosen}
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether times mean nothing."""
+        clocks = {row["environment"]["clock"] for row in self.rows() if row.get("environment")}
+        links = {row["link"] for row in self.collectives()}
+        return bool(clocks - {"gpu"}) or "interpreted" in links
+
+
+def counted(tests: dict[str, str]) -> dict[str, int]:
+    """How many tests have each outcome; those that have not ended are left out."""
+    return {outcome: list(tests.values()).count(outcome) for outcome in ("passed", "failed", "skipped")}
+
+
+def has_failed(out: Path, step: Step, state: dict[str, Any]) -> bool:
+    """Whether a step failed, or tests of one that has not ended did."""
+    record = state["steps"].get(step.name, {})
+    if record.get("state") == "failed":
+        return True
+    return (
+        step.kind == "tests" and record.get("state") == "partly" and counted(outcomes(out / step.output))["failed"] > 0
+    )
+
+
+def problems(rows: Iterable[dict[str, Any]]) -> dict[tuple, dict[str, dict[str, Any]]]:
+    """Rows of all_gather_matmul by algorithm, for each (N, K, dtype, gather_dim, M)."""
+    found: dict[tuple, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        params = row["params"]
+        if "gather_dim" in params:
+            key = tuple(params[name] for name in ("N", "K", "dtype", "gather_dim", "M"))
+            found.setdefault(key, {})[params["algorithm"]] = row
+    return dict(sorted(found.items(), key=lambda item: tuple(map(str, item[0][:4])) + (item[0][4],)))
+
+
+def time_of(ways: dict[str, dict[str, Any]], name: str) -> float | None:
+    return ways.get(name, {}).get("gpu_time_ms")
+
+
+def _shown(key: tuple) -> str:
+    return f"M={key[4]} {key[2]} gather_dim={key[3]}"
+
+
+def _judged(goal: str, values: dict[str, float | None], reaches: Callable[[float], bool], form: str, low: bool) -> Goal:
+    """A goal that every problem must reach. ``low``: whether the smallest value is the worst one."""
+    measured = {name: value for name, value in values.items() if value is not None}
+    if not measured:
+        return Goal(goal, "-", UNKNOWN)
+    worst, best = (min, max) if low else (max, min)
+    ends = [pick(measured, key=measured.__getitem__) for pick in (worst, best)]
+    good = sum(map(reaches, measured.values()))
+    text = f"in {good} of {len(values)}: " + " to ".join(f"{format(measured[end], form)} ({end})" for end in ends)
+    missing = len(values) - len(measured)
+    if missing:
+        text += f"; {missing} have no figure"
+    if good < len(measured):
+        return Goal(goal, text, MISSED)
+    return Goal(goal, text, UNKNOWN if missing else REACHED)
+
+
+def goals(data: Data) -> list[Goal]:
+    """Each goal with what was measured for it."""
+    ways = {
+        _shown(key): own
+        for key, own in problems(data.rows("all_gather_matmul")).items()
+        if key[:2] == NK and key[4] >= FROM_M
+    }
+    rows = data.collectives()
+    auto = [row for row in rows if row["variant"] == "auto"]
+    speedups = {name: own.get("auto", {}).get("speedups", {}).get("torch") for name, own in ways.items()}
+    hidden = {name: own.get("auto", {}).get("hidden_pct") for name, own in ways.items()}
+    fused = {}
+    for name, own in ways.items():
+        if name.endswith("=0"):
+            ours, theirs = time_of(own, "auto"), time_of(own, "torch_fused")
+            fused[name] = theirs / ours if ours and theirs else None
+    small = {
+        _size(row["bytes"]): row["median_us"]
+        for row in auto
+        if row["operation"] == "all_reduce" and row["bytes"] <= SMALL_BYTES
+    }
+    received = {row["bytes"]: gigabytes(row) for row in auto if row["operation"] == "all_gather"}
+    largest = {_size(b): received[b] for b in (max(received),)} if received else {}
+    found = [
+        _judged(
+            f"all_gather_matmul at least {SPEEDUP} times as fast as NCCL + cuBLAS, M >= {FROM_M}",
+            speedups,
+            lambda value: value >= SPEEDUP,
+            ".2f",
+            True,
+        ),
+        _judged(
+            f"all_gather_matmul hides at least {HIDDEN:.0f} % of the communication, M >= {FROM_M}",
+            hidden,
+            lambda value: value >= HIDDEN,
+            ".0f",
+            True,
+        ),
+        _judged(
+            f"all_gather_matmul faster than PyTorch's fused operation (times as fast), M >= {FROM_M}",
+            fused,
+            lambda value: value > 1,
+            ".2f",
+            True,
+        ),
+        _judged(
+            f"all_reduce under {SMALL_US:.0f} us up to {_size(SMALL_BYTES)}",
+            small,
+            lambda value: value < SMALL_US,
+            ".1f",
+            False,
+        ),
+        _judged(
+            f"all_gather at least {GATHER_GBPS:.0f} GB/s a direction, at the largest size",
+            largest,
+            lambda value: value >= GATHER_GBPS,
+            ".0f",
+            True,
+        ),
+    ]
+    if data.interpreted:
+        return [Goal(one.goal, "kernels were interpreted, so times mean nothing", UNKNOWN) for one in found]
+    return found
+
+
+def gigabytes(row: dict[str, Any]) -> float:
+    """GB/s that a rank receives in an all_gather, whose ``bytes`` are those of the gathered tensor."""
+    return row["bytes"] * (row["world"] - 1) / row["world"] / row["median_us"] / 1e3
+
+
+def _size(nbytes: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:g} {name}"
+    return f"{nbytes} B"
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    for row in rows:
+        cells = ["-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return [*lines, ""]
+
+
+def links_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """GB/s of one direction: a column for each number of programs and the copy engine."""
+    own = [row for row in rows if row["benchmark"] == "bandwidth"]
+    columns = list(dict.fromkeys(row["params"]["by"] for row in own))
+    cells: dict[tuple, dict[str, float | None]] = {}
+    for row in own:
+        key = tuple(row["params"][name] for name in ("direction", "way", "nbytes"))
+        cells.setdefault(key, {})[row["params"]["by"]] = row["bandwidth_gbps"]
+    shown = [[d, w, _size(n), *(by.get(c) for c in columns)] for (d, w, n), by in sorted(cells.items())]
+    return _markdown(["direction", "way", "size", *columns], shown) if own else []
+
+
+def trips_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    own = [row for row in rows if row["benchmark"] == "round_trip"]
+    names = ("round trip us", "fastest us", "slowest batch us")
+    shown = [[row["params"]["payload"], *(row["counters"].get(name) for name in names)] for row in own]
+    return _markdown(["what goes", *names], shown) if own else []
+
+
+def products_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """all_gather_matmul: one line a problem."""
+    header = ["N", "K", "dtype", "gather_dim", "M", "torch ms", "torch_fused ms", "auto ms", "auto takes", "x torch"]
+    header += ["x torch_fused", "hidden %", "hidden of possible %", "TFLOPS", "matmul ms"]
+    shown = []
+    for key, ways in problems(rows).items():
+        auto, fused, ours = ways.get("auto", {}), time_of(ways, "torch_fused"), time_of(ways, "auto")
+        line = [*key, time_of(ways, "torch"), fused, ours, auto.get("counters", {}).get("takes")]
+        line += [auto.get("speedups", {}).get("torch"), fused / ours if fused and ours else None]
+        line += [
+            auto.get("hidden_pct"),
+            auto.get("hidden_of_possible_pct"),
+            auto.get("tflops"),
+            time_of(ways, "matmul"),
+        ]
+        shown.append(line)
+    return _markdown(header, shown) if shown else []
+
+
+def by_size(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["operation"], row["bytes"]), []).append(row)
+    return found
+
+
+def collectives_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One line a size: auto, our best and the best peer, in graphs where all can be captured."""
+    header = [
+        "operation",
+        "size",
+        "auto us",
+        "auto takes",
+        "our best",
+        "us",
+        "best peer",
+        "us",
+        "peer / auto",
+        "auto GB/s",
+    ]
+    shown = []
+    for (operation, nbytes), own in by_size(rows).items():
+        auto = next((row for row in own if row["variant"] == "auto"), None)
+        ours = min((r for r in own if not r["peer"]), key=lambda r: r["median_us"], default=None)
+        peer = min((r for r in own if r["peer"]), key=lambda r: r["median_us"], default=None)
+        line = [operation, _size(nbytes), auto and auto["median_us"], auto and auto.get("algorithm")]
+        for one in (ours, peer):
+            line += [one and one["name"], one and one["median_us"]]
+        line += [peer["median_us"] / auto["median_us"] if peer and auto else None]
+        line += [nbytes / auto["median_us"] / 1e3 if auto else None]
+        shown.append(line)
+    return _markdown(header, shown) if shown else []
+
+
+def bench_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Rows of one benchmark of iris.bench, whatever their axes are."""
+    axes = list(dict.fromkeys(name for row in rows for name in row["params"] if name != "num_ranks"))
+    counters = list(dict.fromkeys(name for row in rows for name in row["counters"]))
+    against = list(dict.fromkeys(name for row in rows for name in row["speedups"]))
+    header = [*axes, "candidate", "ms", "skew %", "GB/s", "TFLOPS", *counters, *(f"x {name}" for name in against)]
+    header += ["hidden %", "checked", "why not"]
+    shown = []
+    for row in rows:
+        line = [*(row["params"].get(name) for name in axes), row.get("candidate") or None, row["gpu_time_ms"]]
+        line += [row["skew_pct"], row["bandwidth_gbps"], row["tflops"], *(row["counters"].get(n) for n in counters)]
+        line += [*(row["speedups"].get(name) for name in against), row["hidden_pct"]]
+        line += ["yes" if row["validated"] else None, row["error"] or row["skip_reason"] or None]
+        shown.append(line)
+    return _markdown(header, shown) if shown else []
+
+
+def tests_section(found: dict[str, dict[str, str]]) -> list[str]:
+    header = ["step", "passed", "failed", "skipped", "not ended"]
+    shown = []
+    for name, tests in found.items():
+        counts = counted(tests)
+        shown.append([name, *counts.values(), list(tests.values()).count("started")])
+    lines = _markdown(header, shown) if shown else ["No test has run.", ""]
+    failed = [test for tests in found.values() for test, outcome in tests.items() if outcome == "failed"]
+    if failed:
+        lines += ["Failed:", "", *(f"- `{test}`" for test in failed[:MOST_NAMES])]
+        lines += [f"- and {len(failed) - MOST_NAMES} more"] * (len(failed) > MOST_NAMES) + [""]
+    return lines
+
+
+def _machine(machine: dict[str, Any]) -> list[str]:
+    if not machine:
+        return ["The step `machine` has not run.", ""]
+    gpus = machine["gpus"]
+    names = ", ".join(f"{gpus.count(name)} x {name}" for name in sorted(set(gpus))) or "no GPU"
+    toolkit = f"CUDA {machine['cuda']}" if machine["cuda"] else machine["hip"] and f"HIP {machine['hip']}"
+    versions = [f"torch {machine['torch']}", f"Triton {machine['triton']}", f"Python {machine['python']}", toolkit]
+    versions += [machine["nccl"] and f"NCCL {machine['nccl']}", f"commit {machine['commit']}"]
+    lines = [f"{names}; {machine['cpus']} CPUs; {', '.join(filter(None, versions))}; {machine['date']}.", ""]
+    lines += [f"Driver: {machine['driver']}", ""] if machine["driver"] else []
+    for command, text in machine["topology"].items():
+        lines += [f"`{command}`", "", "```", text, "```", ""]
+    return lines
+
+
+def summary(data: Data, state: dict[str, Any], figures: Sequence[str] = ()) -> str:
+    """The page that sums everything up."""
+    ranks = state.get("ranks")
+    lines = [f"# What {ranks} ranks measured", ""]
+    if state.get("small"):
+        lines += ["**Tiny problems (`--small`): this says that the steps work, and nothing about speed.**", ""]
+    if data.interpreted:
+        lines += ["**Kernels were interpreted: times mean nothing.**", ""]
+    lines += _machine(data.machine)
+    lines += [
+        "NVLink multicast was off in NCCL, PyTorch and NVSHMEM. Every result was compared before it was timed.",
+        "",
+    ]
+    lines += [
+        "## Goals",
+        "",
+        *_markdown(["goal", "measured", ""], [[g.goal, g.measured, g.verdict] for g in goals(data)]),
+    ]
+    sections = (
+        ("Links, GB/s in one direction", links_table(data.rows("links"))),
+        ("Round trips of a flag", trips_table(data.rows("round_trip"))),
+        ("all_gather_matmul", products_table(data.rows("all_gather_matmul"))),
+        ("all_gather_matmul, layers of Llama 70B, N divided by the ranks", products_table(data.rows("llama"))),
+        ("Collectives", collectives_table(data.collectives())),
+        ("Copies", bench_table(data.rows("copy"))),
+    )
+    for title, table in sections:
+        if table:
+            lines += [f"## {title}", "", *table]
+    lines += ["## Tests on distinct GPUs", "", *tests_section(data.tests())]
+    if figures:
+        lines += ["## Figures", "", *(f"![{Path(name).stem}]({name})" for name in figures), ""]
+    shown = []
+    for step in data.steps:
+        record = state["steps"].get(step.name, {})
+        ended = record.get("state", "waiting")
+        shown.append([step.name, ended, record.get("seconds") or None, step.estimate, record.get("error") or None])
+    lines += ["## Steps", "", *_markdown(["step", "state", "s", "estimate s", "why"], shown)]
+    lines += ["Commands, `{out}` is the folder of results:", "", "```"]
+    lines += [*state.get("calls", ()), *("python " + " ".join(step.words) for step in data.steps), "```", ""]
+    for step in data.steps:
+        record = state["steps"].get(step.name, {})
+        if record.get("state") == "failed" and record.get("last_lines"):
+            lines += [f"### Last lines of {step.name}", "", "```", *record["last_lines"], "```", ""]
+    lines += [f"All rows: [{TABLES}]({TABLES}); JSON in `data`, output in `logs`.", ""]
+    return "\n".join(lines)
+
+
+def tables(data: Data) -> str:
+    """Every row of every step."""
+    lines = ["# All rows", ""]
+    rows = data.rows()
+    for name in dict.fromkeys(row["benchmark"] for row in rows):
+        lines += [f"## {name}", "", *bench_table([row for row in rows if row["benchmark"] == name])]
+    header = ["operation", "size", "candidate", "graph us", "eager us", "p50 us", "p99 us", "calls", "buffer sets"]
+    kinds = ("graph_us", "eager_us", "p50_us", "p99_us", "calls", "sets")
+    shown = [[r["operation"], _size(r["bytes"]), r["name"], *(r.get(k) for k in kinds)] for r in data.collectives()]
+    lines += ["## Collectives", "", *_markdown(header, shown)] if shown else []
+    return "\n".join(lines)
+
+
+Lines = dict[str, list[tuple[float, float]]]
+
+
+def charts(data: Data) -> dict[str, tuple[str, str, str, Lines]]:
+    """For each figure its title, the names of its axes, and its lines."""
+    found: dict[str, tuple[str, str, str, Lines]] = {}
+
+    def add(name, title, x, y, line, at, value):
+        if value is not None:
+            found.setdefault(name, (title, x, y, {}))[3].setdefault(line, []).append((at, value))
+
+    for row in data.rows("links"):
+        p = row["params"]
+        if row["benchmark"] == "bandwidth":
+            name = f"links_{p['way']}_{p['direction']}"
+            title = f"{p['way']}, {'one direction' if p['direction'] == 'one' else 'both directions at once'}"
+            add(name, title, "bytes", "GB/s in one direction", p["by"], p["nbytes"], row["bandwidth_gbps"])
+    for (n, k, dtype, dim, m), ways in problems(data.rows("all_gather_matmul")).items():
+        for algorithm, row in ways.items():
+            title = f"all_gather_matmul, N={n}, K={k}, {dtype}, gather_dim={dim}"
+            add(f"all_gather_matmul_{dtype}_{dim}", title, "M", "TFLOPS", algorithm, m, row["tflops"])
+    for row in data.collectives():
+        title = f"{row['operation']}, {row['world']} ranks"
+        add(row["operation"], title, "bytes", "us", row["name"], row["bytes"], row["median_us"])
+    return found
+
+
+def draw(data: Data, folder: Path) -> list[str]:
+    """Draw the figures; names of files relative to the results. None without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    names = []
+    for name, (title, x, y, lines) in charts(data).items():
+        folder.mkdir(parents=True, exist_ok=True)
+        figure, axes = pyplot.subplots(figsize=(7.5, 4.8), layout="constrained")
+        for label, points in lines.items():
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=label)
+        axes.set(title=title + " (interpreted: times mean nothing)" * data.interpreted, xlabel=x, ylabel=y)
+        axes.set_xscale("log", base=2)
+        if y == "us":
+            axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+        for suffix in ("png", "svg"):
+            figure.savefig(folder / f"{name}.{suffix}", dpi=110)
+        pyplot.close(figure)
+        names.append(f"{folder.name}/{name}.png")
+    return names
+
+
+def write(out: Path, steps: Sequence[Step], state: dict[str, Any], *, draw_figures: bool = False) -> None:
+    """Write the summary and the tables; with ``draw_figures`` the figures too."""
+    data = Data(out, steps)
+    folder = out / "figures"
+    known = [f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.png"))]
+    figures = draw(data, folder) if draw_figures else known
+    (out / TABLES).write_text(tables(data))
+    (out / SUMMARY).write_text(summary(data, state, figures or known))

@@ -1,0 +1,197 @@
+"""The steps of run_all.py, most important first. An operation that is added gets a line in :func:`table`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+ALGORITHMS_SMALL = "torch,hbm_buffer,auto,matmul"
+SMALL_SIZES, LARGE_SIZES = "4KiB,16KiB,64KiB,256KiB", "1MiB,4MiB,16MiB,64MiB,256MiB"
+# Layers of Llama 70B: (name, N, K, gather_dim). Each of so many ranks has N divided by them, and all of K. The input of
+# the first two is sharded by tokens, that of the other two by features, since the layer before left it so.
+LLAMA = (
+    ("qkv", 10240, 8192, 0),
+    ("gate_up", 57344, 8192, 0),
+    ("attention_out", 8192, 8192, 1),
+    ("down", 8192, 28672, 1),
+)
+TESTS = (
+    ("tests-gpu", ("tests/gpu",)),
+    ("tests-device", ("tests/device", "tests/x")),
+    ("tests-ops", ("tests/ops",)),
+    ("tests-ccl", ("tests/ccl",)),
+    ("tests-runtime", ("tests/runtime", "tests/tracing", "tests/testing")),
+)
+CPUS_FOR_WORKERS, WORKERS = 16, 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Attributes:
+        name: of the step and of its files.
+        what: in words.
+        estimate: seconds; for a resumable one the least that is worth starting it for.
+        words: after ``python``; ``{out}`` stands for the folder of results.
+        kind: ``"machine"``, ``"bench"`` (a script of iris.bench), ``"collectives"`` or ``"tests"``.
+        resumable: whether a run that is ended goes on next time.
+        impossible: why it cannot be done with this number of ranks; empty when it can.
+    """
+
+    name: str
+    what: str
+    estimate: float
+    words: tuple[str, ...]
+    kind: str = "bench"
+    resumable: bool = False
+    impossible: str = ""
+
+    @property
+    def output(self) -> str:
+        """The file it writes, below the folder of results."""
+        return f"data/{self.name}.json" if self.kind != "tests" else f"data/{self.name}.jsonl"
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which it is ended, if the budget does not end it before."""
+        return 1800.0 if self.resumable else max(90.0, 3 * self.estimate)
+
+
+def table(ranks: int, small: bool = False) -> list[Step]:
+    """All steps for a number of ranks.
+
+    Args:
+        ranks: how many.
+        small: tiny problems, to try the steps without GPUs.
+    """
+
+    def run(script, *words):
+        return ("-m", "_iris_command", "run", "-n", str(ranks), f"benchmarks/{script}", *words)
+
+    def bench(name, what, estimate, script, *words, tiny=(), impossible=""):
+        own = run(
+            script,
+            f"--axis_num_ranks={ranks}",
+            f"--benchmark_out={{out}}/data/{name}.json",
+            *(tiny if small else words),
+        )
+        return Step(name, what, estimate, own, impossible=impossible)
+
+    def links(name, what, estimate, which, *tiny):
+        return bench(
+            name,
+            what,
+            estimate,
+            "bench_links.py",
+            f"--benchmark_filter={which}",
+            tiny=(f"--benchmark_filter={which}", *tiny),
+        )
+
+    def all_gather_matmul(sizes, estimate):
+        return bench(
+            f"all_gather_matmul-{sizes.replace(',', '-')}",
+            f"all_gather_matmul, N=3584, K=8192, M={sizes}",
+            estimate,
+            "bench_all_gather_matmul.py",
+            f"--axis_M={sizes}",
+            "--axis_gather_dim=0,1",
+            "--axis_dtype=fp16,bf16",
+            tiny=(
+                f"--axis_M={32 * (1 + sizes.count(','))}",
+                "--axis_N=40",
+                "--axis_K=48",
+                "--axis_gather_dim=0,1",
+                "--axis_dtype=fp16",
+                f"--axis_algorithm={ALGORITHMS_SMALL}",
+                "--n_repeat=1",
+            ),
+        )
+
+    def llama(layer, n, k, gather_dim):
+        own = n // ranks
+        return bench(
+            f"llama-{layer}",
+            f"all_gather_matmul, Llama 70B, {layer}: N={n}/{ranks}={own}, K={k}, gather_dim={gather_dim}",
+            45,
+            "bench_all_gather_matmul.py",
+            "--axis_M=256,4096",
+            f"--axis_N={own}",
+            f"--axis_K={k}",
+            f"--axis_gather_dim={gather_dim}",
+            "--axis_dtype=bf16",
+            tiny=(
+                "--axis_M=32",
+                "--axis_N=40",
+                "--axis_K=48",
+                f"--axis_gather_dim={gather_dim}",
+                "--axis_dtype=bf16",
+                f"--axis_algorithm={ALGORITHMS_SMALL}",
+                "--n_repeat=1",
+            ),
+            impossible=f"N={n} is no multiple of {ranks} ranks" if n % ranks else "",
+        )
+
+    def collective(operation, estimate, sizes=f"{SMALL_SIZES},{LARGE_SIZES}", part=""):
+        name = operation + part
+        words = ("--ops", operation, "--sizes", sizes, "--json", f"{{out}}/data/{name}.json")
+        tiny = ("--ops", operation, "--sizes", "4KiB", "--samples", "2", "--json", f"{{out}}/data/{name}.json")
+        first, last = sizes.split(",")[0], sizes.split(",")[-1]
+        what = f"{operation}, bf16, {first} to {last}"
+        return Step(name, what, estimate, run("bench_collectives.py", *(tiny if small else words)), "collectives")
+
+    def tests(name, folders):
+        # More processes of pytest than one share the GPUs, but most of a test is compilation.
+        several = (os.cpu_count() or 1) >= CPUS_FOR_WORKERS and importlib.util.find_spec("xdist") is not None
+        workers = ("-n", str(WORKERS)) if several else ()
+        words = (*folders, "-m", "gpu", "--runtime", "gpu", "--worlds", str(ranks), *workers)
+        if small:
+            words = ("tests/device/test_signal.py", "-k", "counting", "--runtime", "cpu", "--worlds", str(ranks))
+        files = ("--record-outcomes", f"{{out}}/data/{name}.jsonl", "--leave-out", f"{{out}}/data/{name}.done.json")
+        files += ("--most-ranks", str(ranks))
+        own = ("-m", "pytest", "-p", "_run_all_tests", *files, "-q", "-p", "no:cacheprovider", *words)
+        return Step(name, f"pytest {' '.join(folders)}", 60, own, "tests", resumable=True)
+
+    steps = [
+        Step(
+            "machine",
+            "GPUs, how they are joined, versions",
+            15,
+            ("benchmarks/_run_all_machine.py", "{out}/data/machine.json"),
+            "machine",
+        ),
+        links(
+            "links",
+            "puts and gets by kernels and the copy engine, 1 MiB to 1 GiB",
+            60,
+            "bandwidth",
+            "--axis_nbytes=8192",
+            "--axis_by=2,copy_engine",
+            "--n_repeat=1",
+        ),
+        links("round_trip", "round trips of a flag", 20, "round_trip", "--axis_trips=32", "--n_repeat=1"),
+        all_gather_matmul("4096", 60),
+        all_gather_matmul("16384", 60),
+        collective("all_reduce", 45, SMALL_SIZES, "-small"),
+        collective("all_gather", 60),
+        all_gather_matmul("8192", 60),
+        all_gather_matmul("64,128,256", 80),
+        collective("all_reduce", 50, LARGE_SIZES, "-large"),
+        *(llama(*layer) for layer in LLAMA),
+        all_gather_matmul("512,1024,2048", 80),
+        collective("reduce_scatter", 50),
+        collective("all_to_all", 40),
+        collective("broadcast", 45),
+        bench(
+            "copy",
+            "copies inside a GPU and from a peer",
+            25,
+            "bench_copy.py",
+            tiny=("--axis_nbytes=16384", "--n_repeat=1"),
+        ),
+        *(tests(*group) for group in TESTS),
+    ]
+    names = [step.name for step in steps]
+    assert len(set(names)) == len(names), names
+    return steps

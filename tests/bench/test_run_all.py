@@ -1,0 +1,425 @@
+"""run_all.py: its steps, calls that are cut short, steps that fail, what it concludes; and the benchmark of links."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "benchmarks"
+MODULES = ("run_all", "_run_all_report", "_run_all_steps", "_run_all_tests", "bench_links")
+IRIS = ("-m", "_iris_command", "run")
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch):
+    """Modules of the folder of benchmarks can be imported, each test's anew."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """Calls ``run_all.main`` with steps of the test's own; returns the exit code, and the record of each step."""
+    import run_all
+
+    def run(steps, *words, reserve=0.0, grace=1.0):
+        monkeypatch.setattr(run_all, "table", lambda ranks, small=False: steps)
+        monkeypatch.setattr(run_all, "RESERVE", reserve)
+        monkeypatch.setattr(run_all, "GRACE", grace)
+        code = run_all.main(["--ranks", "2", "--small", "--out", str(tmp_path / "out"), *words])
+        return code, json.loads((tmp_path / "out/state.json").read_text())["steps"]
+
+    return run
+
+
+def step(name, program, estimate=1.0, **more):
+    """A step that runs a program and then writes its output."""
+    from _run_all_steps import Step
+
+    write = f"import json, os, sys, time\n{program}\nopen(r'{{out}}/data/{name}.json', 'w').write('[]')"
+    return Step(name, f"what {name} does", estimate, ("-c", write), **more)
+
+
+def counting(name, tmp_path, program="", **more):
+    """A step that also adds a line to a file, so that its runs can be counted."""
+    return step(name, f"open(r'{tmp_path}/{name}', 'a').write('run\\n')\n{program}", **more)
+
+
+def runs(tmp_path, *names):
+    paths = [tmp_path / name for name in names]
+    return [path.read_text().count("run") if path.exists() else 0 for path in paths]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("small", [False, True])
+def test_the_table(ranks, small):
+    from _run_all_steps import table
+
+    steps = table(ranks, small)
+    # What matters most comes first, the tests last.
+    names = [one.name for one in steps]
+    assert names[:2] == ["machine", "links"]
+    assert all(one.kind != "tests" for one in steps[: names.index("tests-gpu")])
+    for one in steps:
+        files = [word for word in one.words if word.startswith(("benchmarks/", "tests/"))]
+        assert files, one
+        assert all((ROOT / word).exists() for word in files), one
+        if one.kind != "tests":
+            assert any(word.endswith(one.output) for word in one.words), one
+        if "run" in one.words:
+            assert one.words[one.words.index("-n") + 1] == str(ranks)
+        if one.kind == "bench":
+            assert f"--axis_num_ranks={ranks}" in one.words
+    impossible = {one.name for one in steps if one.impossible}
+    assert impossible == ({one.name for one in steps if one.name.startswith("llama-")} if ranks == 3 else set())
+    if not small and ranks == 2:
+        (down,) = (one for one in steps if one.name == "llama-down")
+        assert {"--axis_N=4096", "--axis_K=28672", "--axis_gather_dim=1"} <= set(down.words)
+        # All but the tests fit into two calls of the default budget.
+        assert sum(one.estimate for one in steps if one.kind != "tests") < 2 * (540 - 20)
+
+
+def test_a_failing_step_is_recorded_and_the_rest_goes_on(call, tmp_path, capsys):
+    fails = step("fails", "print('something'); print('the reason', file=sys.stderr); sys.exit(3)")
+    silent = step("silent", "sys.exit(0)")
+    wants = "from run_all import WITHOUT_MULTICAST as wanted\nassert all(os.environ[k] == v for k, v in wanted.items())"
+    steps = [fails, silent, step("environment", wants), step("cannot", "", impossible="there is a reason")]
+    code, records = call(steps)
+    assert code == 1
+    assert {name: record["state"] for name, record in records.items()} == {
+        "fails": "failed",
+        "silent": "failed",
+        "environment": "done",
+        "cannot": "skipped",
+    }
+    assert records["fails"]["error"] == "exit status 3"
+    assert records["fails"]["last_lines"][-2:] == ["something", "the reason"]
+    assert records["silent"]["error"] == "it wrote no data/silent.json"
+    page = (tmp_path / "out/summary.md").read_text()
+    assert "### Last lines of fails" in page
+    assert "| cannot | skipped |" in page
+    assert "failed: fails, silent" in capsys.readouterr().out
+    # Failed steps stay failed, and are done again when they are named.
+    assert call(steps)[0] == 1
+    fixed = [step("fails", ""), step("silent", ""), *steps[2:]]
+    code, records = call(fixed, "--only", "fai*,silent")
+    assert code == 0
+    assert records["fails"]["state"] == records["silent"]["state"] == "done"
+    assert records["fails"]["error"] == ""
+
+
+def test_a_call_does_what_fits_into_its_budget(call, tmp_path, capsys):
+    steps = [
+        counting("first", tmp_path),
+        counting("long", tmp_path, estimate=500),
+        counting("last", tmp_path),
+    ]
+    assert call(steps, "--budget", "100")[0] == 0
+    assert runs(tmp_path, "first", "long", "last") == [1, 0, 1]
+    said = capsys.readouterr().out
+    assert "left for another call, about 500 s: long" in said
+    assert "give --budget of" in said
+    code, records = call(steps, "--budget", "600")
+    assert code == 0
+    assert runs(tmp_path, "first", "long", "last") == [1, 1, 1]
+    assert {record["state"] for record in records.values()} == {"done"}
+    call(steps, "--list")
+    assert "0 of 3 steps are to be done" in capsys.readouterr().out
+    call(steps, "--fresh", "--budget", "100")
+    assert runs(tmp_path, "first", "long", "last") == [2, 1, 2]
+
+
+def gone(pid):
+    """Whether a process has ended, or will be collected by its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def soon(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+SLEEPS = """
+import subprocess
+child = subprocess.Popen(["sleep", "300"])
+open(r"{path}", "w").write(f"{{os.getpid()}} {{child.pid}}")
+time.sleep(300)
+"""
+
+
+def test_a_step_that_does_not_end_is_ended_with_all_that_it_started(call, tmp_path):
+    path = tmp_path / "pids"
+    sleeps = counting("sleeps", tmp_path, SLEEPS.format(path=path), estimate=0.1)
+    # Its budget ends it the first time, so it may try again.
+    code, records = call([sleeps], "--budget", "4")
+    assert code == 0
+    assert (records["sleeps"]["state"], records["sleeps"]["attempts"]) == ("waiting", 1)
+    assert all(soon(lambda pid=pid: gone(pid)) for pid in path.read_text().split())
+    code, records = call([sleeps, step("next", "", estimate=0.1)], "--budget", "4")
+    assert code == 1
+    assert records["sleeps"]["state"] == "failed"
+    assert "did not end within" in records["sleeps"]["error"]
+    assert runs(tmp_path, "sleeps") == [2]
+
+
+PROGRAM = """
+import sys
+import run_all
+from _run_all_steps import Step
+words = [("-c", text) for text in {programs!r}]
+names = ("first", "sleeps", "last")
+run_all.table = lambda ranks, small=False: [Step(n, n, 1, w) for n, w in zip(names, words)]
+sys.exit(run_all.main(["--ranks", "2", "--small", "--out", r"{out}"]))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_call_that_is_killed_is_resumed(tmp_path, how):
+    out, pids = tmp_path / "out", tmp_path / "pids"
+    add = "open(r'{0}/{1}', 'a').write('run\\n'); open(r'{{out}}/data/{1}.json', 'w').write('[]')"
+    first, last = (add.format(tmp_path, name) for name in ("first", "last"))
+    sleep = f"import os, time; open(r'{pids}', 'w').write(str(os.getpid())); time.sleep(300)"
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER)}
+
+    def start(second):
+        program = PROGRAM.format(programs=[first, second, last], out=out)
+        return subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.DEVNULL)
+
+    running = start(sleep)
+    assert soon(lambda: pids.exists() and pids.read_text())
+    running.send_signal(how)
+    assert running.wait(30) == (-how if how == signal.SIGKILL else 128 + how)
+    assert soon(lambda: gone(pids.read_text())), "the step outlived the program"
+    state = json.loads((out / "state.json").read_text())["steps"]
+    assert state["first"]["state"] == "done"
+    assert state["sleeps"]["state"] == ("running" if how == signal.SIGKILL else "waiting")
+    assert start(add.format(tmp_path, "sleeps")).wait(60) == 0
+    assert runs(tmp_path, "first", "sleeps", "last") == [1, 1, 1]
+    state = json.loads((out / "state.json").read_text())["steps"]
+    assert {record["state"] for record in state.values()} == {"done"}
+
+
+TESTS = """
+import time
+import pytest
+
+def test_passes(): pass
+
+def test_fails(): assert False, "planted"
+
+@pytest.mark.skip(reason="planted")
+def test_skipped(): pass
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_of_ranks(world): assert world == 2
+
+def test_first_takes_long():
+    import pathlib
+    mark = pathlib.Path(__file__).with_name("mark")
+    if not mark.exists():
+        mark.touch()
+        time.sleep(300)
+
+def test_after(): pass
+"""
+
+
+def test_tests_go_on_where_they_were_cut(call, tmp_path):
+    from _run_all_steps import Step, table
+
+    program = tmp_path / "test_planted.py"
+    program.write_text(TESTS)
+    whole = next(one for one in table(2) if one.name == "tests-gpu")
+    # The step's own words up to what it tests.
+    own = whole.words[: whole.words.index("tests/gpu")]
+    words = (*own, "-c", os.devnull, "--rootdir", str(tmp_path), str(program))
+    tests = Step("tests-gpu", "tests", 0.1, words, "tests", resumable=True)
+    code, records = call([tests], "--budget", "12", grace=10)
+    assert records["tests-gpu"]["state"] == "partly"
+    assert records["tests-gpu"]["error"] == "1 of 4 tests failed"
+    assert code == 1
+    code, records = call([tests], "--budget", "60", grace=10)
+    assert records["tests-gpu"]["state"] == "failed"
+    assert records["tests-gpu"]["error"] == "1 of 6 tests failed"
+    log = (tmp_path / "out/logs/tests-gpu.log").read_text()
+    assert "\n2 passed, 5 deselected" in log, "a test that had ended ran again"
+    page = (tmp_path / "out/summary.md").read_text()
+    assert "| tests-gpu | 4 | 1 | 1 | 0 |" in page
+    assert "- `test_planted.py::test_fails`" in page
+
+
+def test_what_cannot_be_asked_for(call, tmp_path, capsys):
+    for words, message in (
+        (["--only", "one,nothing*"], "there is no such step; possible: one"),
+        (["--budget", "0"], "--budget is 0"),
+        (["--ranks", "1"], "links need 2 or more"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            call([step("one", "")], *words)
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+    call([step("one", "")])
+    with pytest.raises(SystemExit):
+        call([step("one", "")], "--ranks", "4")
+    assert "a run with ranks=2, this one has 4" in capsys.readouterr().err
+
+
+def product(M, dtype, gather_dim, **times):
+    """Rows of all_gather_matmul as the benchmark writes them, given milliseconds by algorithm."""
+    shape = {"num_ranks": 2, "M": M, "N": 3584, "K": 8192, "dtype": dtype, "gather_dim": gather_dim}
+    rows = []
+    for algorithm, ms in times.items():
+        row = {"benchmark": "all_gather_matmul", "params": {**shape, "algorithm": algorithm}, "gpu_time_ms": ms}
+        row |= {"tflops": None if ms is None else 1.0, "skew_pct": 0.0, "bandwidth_gbps": None, "counters": {}}
+        row |= {
+            "speedups": {"torch": times["torch"] / ms} if ms else {},
+            "validated": True,
+            "error": "",
+            "skip_reason": "",
+        }
+        hidden = (times["torch"] - ms) / (times["torch"] - times["matmul"]) * 100 if ms else None
+        row |= {"hidden_pct": hidden, "hidden_of_possible_pct": hidden, "environment": {"clock": "gpu"}}
+        rows.append(row)
+    return rows
+
+
+def collective(operation, nbytes, us, variant="auto", peer=False):
+    row = {"operation": operation, "link": "nvlink", "world": 2, "bytes": nbytes, "name": variant, "variant": variant}
+    return {**row, "peer": peer, "median_us": us, "graph_us": us, "algorithm": "ring", "calls": 2, "sets": 1}
+
+
+def concluded(tmp_path, products, collectives):
+    """The goals of canned files, and the page."""
+    import _run_all_report as report
+    from _run_all_steps import table
+
+    steps = table(2)
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "data/all_gather_matmul-4096.json").write_text(json.dumps(products))
+    (tmp_path / "data/all_reduce-small.json").write_text(json.dumps({"rows": collectives}))
+    report.write(tmp_path, steps, {"ranks": 2, "steps": {}})
+    page = (tmp_path / "summary.md").read_text()
+    return report.goals(report.Data(tmp_path, steps)), page
+
+
+def test_goals_that_are_reached(tmp_path):
+    times = {"torch": 1.0, "auto": 0.7, "matmul": 0.65, "torch_fused": 0.75}
+    products = product(4096, "float16", 0, **times) + product(16384, "float16", 1, **{**times, "torch_fused": None})
+    # Fewer rows than the goals speak of.
+    products += product(256, "float16", 0, **{**times, "auto": 2.0})
+    sums = [collective("all_reduce", nbytes, us) for nbytes, us in ((4096, 9.0), (65536, 11.5), (1 << 20, 99.0))]
+    # 128 MiB are received in 0.36 ms.
+    sums += [collective("all_gather", nbytes, us) for nbytes, us in ((1 << 28, 360.0), (4096, 50.0))]
+    sums.append(collective("all_gather", 1 << 28, 600.0, "nccl", True))
+    goals, page = concluded(tmp_path, products, sums)
+    assert [goal.verdict for goal in goals] == ["reached"] * 5, goals
+    assert goals[0].measured.startswith("in 2 of 2: 1.43 (M=4096 float16 gather_dim=0)")
+    assert goals[2].measured.startswith("in 1 of 1: 1.07")
+    assert goals[3].measured == "in 2 of 2: 11.5 (64 KiB) to 9.0 (4 KiB)"
+    assert goals[4].measured.startswith("in 1 of 1: 373")
+    assert "| all_gather | 256 MiB | 360 | ring | auto | 360 | nccl | 600 | 1.667 |" in page
+    assert "| 3584 | 8192 | float16 | 0 | 4096 | 1 | 0.75 | 0.7 | - | 1.429 | 1.071 | 85.71 |" in page
+
+
+def test_goals_that_are_missed_or_not_measured(tmp_path):
+    times = {"torch": 1.0, "auto": 0.9, "matmul": 0.65, "torch_fused": 0.85}
+    good = {"torch": 1.0, "auto": 0.7, "matmul": 0.65, "torch_fused": 0.75}
+    products = product(4096, "float16", 0, **times) + product(8192, "float16", 0, **good)
+    sums = [collective("all_reduce", 65536, 12.0), collective("all_gather", 1 << 28, 400.0)]
+    goals, page = concluded(tmp_path, products, sums)
+    assert [goal.verdict for goal in goals] == ["missed"] * 5, goals
+    assert "in 1 of 2: 1.11 (M=4096 float16 gather_dim=0) to 1.43" in page
+    # A problem without a figure is no success.
+    unknown = product(4096, "float16", 0, **good) + product(8192, "float16", 0, **{**good, "auto": None})
+    goals, _ = concluded(tmp_path, unknown, [])
+    assert [goal.verdict for goal in goals] == ["not measured"] * 5
+    assert "1 have no figure" in goals[0].measured
+    for row in products:
+        row["environment"] = {"clock": "host, interpreted"}
+    goals, page = concluded(tmp_path, products, sums)
+    assert {goal.verdict for goal in goals} == {"not measured"}
+    assert "times mean nothing" in page
+
+
+LINKS = ("--axis_nbytes=4096,70000", "--axis_by=2,copy_engine", "--axis_trips=64", "--n_warmup=0", "--n_repeat=1")
+
+
+def test_links_between_processes(own_script, tmp_path):
+    out = tmp_path / "links.json"
+    words = ("--axis_num_ranks=2", f"--benchmark_out={out}", *LINKS, "--skip_direction=one")
+    done = own_script("bench_links.py")(*words, command=(*IRIS, "-n", "2"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(out.read_text())
+    assert len(rows) == 2 * 2 * 2 + 2
+    assert all(row["validated"] and row["gpu_time_ms"] > 0 for row in rows)
+    trips = [row["counters"] for row in rows if row["benchmark"] == "round_trip"]
+    assert all(0 < c["fastest us"] <= c["round trip us"] <= c["slowest batch us"] for c in trips)
+
+
+def test_links_in_the_simulator(records):
+    import bench_links  # noqa: F401 - registers its benchmarks
+
+    world = 3
+    rows = records("--axis_nbytes=70000", "--axis_by=2,copy_engine,nonsense", "--axis_trips=32", world=world)
+    nonsense = [row for row in rows if row["params"].get("by") == "nonsense"]
+    measured = [row for row in rows if row not in nonsense]
+    assert len(nonsense) == 4
+    assert all("by=nonsense is not known" in row["skip_reason"] for row in nonsense)
+    assert len(measured) == 2 * 2 * 2 + 2
+    for row in measured:
+        assert row["validated"], row
+        one = row["params"].get("direction") == "one"
+        assert row["timed_ranks"] == ([0] if one else [0, 1] if "trips" in row["params"] else list(range(world)))
+
+
+def test_bytes_that_do_not_arrive_are_not_timed(records, monkeypatch):
+    import bench_links
+
+    class Nothing:
+        def __getitem__(self, grid):
+            return lambda *args, **meta: None
+
+    monkeypatch.setattr(bench_links, "put_kernel", Nothing())
+    monkeypatch.setattr(bench_links, "ping_pong_kernel", Nothing())
+    rows = records("--axis_nbytes=4096", "--axis_by=2", "--axis_trips=32", world=2, fails=True)
+    wrong = {(r["benchmark"], r["params"].get("way")): r["failure"] for r in rows}
+    assert wrong == {("bandwidth", "put"): "wrong", ("bandwidth", "get"): "", ("round_trip", None): "wrong"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_steps_with_tiny_problems(tmp_path):
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        str(FOLDER / "run_all.py"),
+        "--ranks",
+        "2",
+        "--small",
+        "--out",
+        str(out),
+        "--budget",
+        "900",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (out / "summary.md").read_text()
+    for title in ("Links", "Round trips", "all_gather_matmul, layers", "Collectives", "Copies", "Tests"):
+        assert re.search(rf"^## {title}", page, re.MULTILINE), title
+    assert "| waiting |" not in page

@@ -5,14 +5,15 @@ import torch
 
 import reduced_products as bodies
 from iris import _target
+from reduced_products import ALIKE, algorithms, slow
 from reduced_products import SCATTER as OPERATION
-from reduced_products import algorithms, slow
 
 KERNELS = bodies.KERNELS[OPERATION]
 kernels = pytest.mark.parametrize("algorithm", KERNELS)
 
 
 @algorithms(OPERATION)
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_ragged_shapes(ranks, world, algorithm):
     ranks(world).run(bodies.body_shapes, OPERATION, algorithm, bodies.SHAPES)
 
@@ -29,63 +30,64 @@ def test_empty_tensors(ranks, world):
     ranks(world).run(bodies.body_empty, OPERATION, ("torch", *KERNELS))
 
 
-@algorithms(OPERATION)
+@algorithms(OPERATION, ("one_shot",))
 @pytest.mark.parametrize(("world", "every_output"), [(2, False), slow(1, True), slow(3, True), slow(4, True)])
 def test_dtypes(ranks, world, algorithm, every_output):
     """A product's dtypes, fp8 without scales among them; PyTorch refuses int8."""
     ranks(world).run(bodies.body_dtypes, OPERATION, algorithm, every_output)
 
 
-@algorithms(OPERATION)
+@algorithms(OPERATION, ("one_shot",))
 @pytest.mark.parametrize("world", [2, slow(3), slow(4)])
 def test_random_data_within_tolerance(ranks, world, algorithm):
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     ranks(world).run(bodies.body_random, OPERATION, algorithm, dtypes)
 
 
-@algorithms(OPERATION)
+@algorithms(OPERATION, ALIKE)
 @pytest.mark.parametrize("world", [3, slow(2)])
 def test_all_four_transposes(ranks, world, algorithm):
     ranks(world).run(bodies.body_layouts, OPERATION, algorithm)
 
 
-@algorithms(OPERATION)
+@algorithms(OPERATION, ALIKE)
 @pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
 def test_strided_views(ranks, world, algorithm):
     ranks(world).run(bodies.body_strides, OPERATION, algorithm)
 
 
-@algorithms(OPERATION)
+@algorithms(OPERATION, ALIKE)
 @pytest.mark.parametrize("world", [3, slow(1), slow(2), slow(4)])
 def test_bias_axes(ranks, world, algorithm):
     ranks(world).run(bodies.body_bias, OPERATION, algorithm)
 
 
-@pytest.mark.parametrize("world", [2])
-def test_bias_of_a_square_output_goes_along_the_columns(ranks, world):
-    ranks(world).run(bodies.body_square_bias, OPERATION)
+def test_bias_of_a_square_output_goes_along_the_columns(sim):
+    sim.run(bodies.body_square_bias, 2, OPERATION)
 
 
-@algorithms(OPERATION)
+@algorithms(OPERATION, ALIKE)
 @pytest.mark.parametrize("world", [2, slow(3)])
 def test_scales_of_fp8(ranks, world, algorithm):
     ranks(world).run(bodies.body_scales, OPERATION, algorithm)
 
 
 @algorithms(OPERATION)
-@pytest.mark.parametrize(("world", "preamble"), [(2, True), (3, False), slow(4, True), slow(2, False), slow(1, True)])
+@pytest.mark.parametrize(
+    ("world", "preamble"), [(2, True), slow(3, False), slow(4, True), slow(2, False), slow(1, True)]
+)
 def test_one_workspace_many_calls(ranks, world, algorithm, preamble):
     ranks(world).run(bodies.body_reuse, OPERATION, algorithm, preamble)
 
 
-@pytest.mark.parametrize("world", [2, 3, slow(1), slow(4)])
+@pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
 def test_one_memory_for_all_shapes(ranks, world):
     sizes = ranks(world).run(bodies.body_one_memory, OPERATION)
     assert len(set(sizes)) == 1
     assert sizes[0][0] >= 70 * 140 * 4
 
 
-@algorithms(OPERATION)
+@algorithms(OPERATION, ALIKE)
 @pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
 def test_async_op_then_wait(ranks, world, algorithm):
     ranks(world).run(bodies.body_async, OPERATION, algorithm)
@@ -97,9 +99,10 @@ def test_no_barrier_of_the_caller_is_needed(ranks, world, algorithm):
     ranks(world).run(bodies.body_late_rank, OPERATION, algorithm)
 
 
+@pytest.mark.parametrize("world", [4])
 @pytest.mark.parametrize("names", [KERNELS[:1], slow(("torch", *KERNELS[1:]))], ids="-".join)
-def test_groups_in_any_order_at_once(ranks, names):
-    ranks(4).run(bodies.body_groups, OPERATION, names)
+def test_groups_in_any_order_at_once(ranks, world, names):
+    ranks(world).run(bodies.body_groups, OPERATION, names)
 
 
 @pytest.mark.parametrize("world", [1, 2, slow(3), slow(4)])
@@ -107,7 +110,7 @@ def test_bad_arguments_are_refused_on_every_rank(ranks, world):
     ranks(world).run(bodies.body_errors, OPERATION)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, slow(3)])
 def test_ranks_that_disagree_all_learn_of_it(ranks, world):
     ranks(world).run(bodies.body_disagreement, OPERATION)
 
@@ -123,8 +126,8 @@ def test_same_bits(ranks, world, algorithm):
     ranks(world).run(bodies.body_bitwise, OPERATION, algorithm)
 
 
-def test_under_torch_compile(ranks):
-    ranks(2).run(bodies.body_torch_compile, OPERATION)
+def test_under_torch_compile(sim):
+    sim.run(bodies.body_torch_compile, 2, OPERATION)
 
 
 @pytest.mark.parametrize("count", [2])
@@ -140,7 +143,7 @@ def test_more_ranks(ranks, count, algorithm):
 
 
 @kernels
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [3, slow(2)])
 def test_one_program(ranks, world, algorithm):
     ranks(world).run(bodies.body_one_program, OPERATION, algorithm, (40, 40, 10))
 

@@ -25,11 +25,12 @@ Protocol. The partial products lie on the symmetric heap with an int32 flag for 
 kernel take tiles to multiply, in an order in which every owner gets something early; a program stores its tile in the
 own memory and then sets the flag of the tile at the owner, or at everybody (``one_shot``), with a release at system
 scope. An eighth of the programs adds up what has come instead, the others follow when all tiles are multiplied; to add
-a tile, a program waits for its flags of all members. A flag holds how often the two ranks have met, so nothing is
-reset, whatever the shapes of the calls. :mod:`iris.x.turn` begins and ends the kernel: it ends when all peers have, so
+a tile, a program waits for its flags of all members. A flag holds how often the ranks have met in this memory, so
+nothing is reset, whatever the shapes of the calls. :mod:`iris.x.turn` begins and ends the kernel: it ends when all peers have, so
 then C is complete on every rank, and the partial products may be overwritten. A tile that has come says that its rank's
-kernel runs, so its C may be written. Program 0 never adds before all tiles have been taken to be multiplied, so
-every tile that is waited for is multiplied by a program that runs, in whatever order programs start.
+kernel runs, so its C may be written. The program that starts first never adds before all tiles have been taken to be
+multiplied, so every tile that is waited for is multiplied by a program that runs, in whatever order programs start.
+``docs/protocols/matmul_reduce.md`` has more.
 """
 
 from __future__ import annotations

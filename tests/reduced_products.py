@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import iris
+from iris._events import Event
 from iris.errors import ArgumentError, CaptureError, DeviceMismatch, IrisError, RankMismatch, UnsupportedError
 from iris.ops import FusedConfig
 from iris.ops.config import HbmBufferConfig
@@ -497,6 +498,52 @@ def body_capture(ctx, operation):
     expect(CaptureError, "grow", "before the capture")(lambda: call(ctx, operation, p, **ALGORITHMS["auto"]))
     del ctx.capturing
     call(ctx, operation, p)
+    check(ctx, operation, p)
+    ctx.barrier()
+
+
+def body_heap(ctx, operation):
+    """The context's memory grows to the largest call; what it had before goes back to the heap."""
+    how = ALGORITHMS[KERNELS[operation][0]]
+    small, large = problem(ctx, 9, 20, 8, operation=operation), problem(ctx, 70, 140, 8, operation=operation)
+    first = call(ctx, operation, small, **how)
+    held = first.aux_buffer.numel()
+    before = ctx.heap.used_bytes
+    second = call(ctx, operation, large, **how)
+    assert first.aux_buffer is None
+    grown = second.aux_buffer.numel()
+    assert grown > held
+    assert before + grown - held <= ctx.heap.used_bytes < before + grown - held + 4096
+    settled = ctx.heap.used_bytes
+    for p in (small, large, small):
+        assert call(ctx, operation, p, **how).partials is second.partials
+        assert ctx.heap.used_bytes == settled
+        check(ctx, operation, p)
+    own = getattr(iris.ops, f"{operation}_preamble")(ctx, small.out, small.a, small.b, **how)
+    assert own.partials.sizes[0] == held
+    assert ctx.heap.used_bytes > settled
+    own.clear()
+    ctx.barrier()
+    assert ctx.heap.used_bytes == settled
+    ctx.barrier()
+
+
+def body_traced(ctx, operation, algorithm):
+    """A span for each tile that is multiplied, and for each that is added the wait and the sum."""
+    world, (M, N, K) = ctx.get_num_ranks(), (70, 140, 20)
+    ctx.tracing.enable(1000)
+    p = problem(ctx, M, N, K, operation=operation)
+    slots = call(ctx, operation, p, **ALGORITHMS[algorithm]).partials.sizes[1] // world
+    ctx.synchronize()
+    kinds = ctx.tracing.events()["event_id"].tolist()
+    chunk = -(-M // world) if operation == SCATTER else M
+    tiles = -(-chunk // TILES.block_size_m) * -(-N // TILES.block_size_n)
+    multiplied = tiles * (world if operation == SCATTER else 1)
+    assert slots == multiplied
+    added = len(range(ctx.get_rank(), tiles, world)) if algorithm == "two_shot" else tiles
+    found = {event: kinds.count(int(event)) for event in (Event.COMPUTE, Event.WAIT, Event.REDUCE)}
+    assert found == {Event.COMPUTE: multiplied, Event.WAIT: added, Event.REDUCE: added}
+    assert ctx.tracing.dropped_events == 0
     check(ctx, operation, p)
     ctx.barrier()
 

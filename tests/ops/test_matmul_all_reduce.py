@@ -137,6 +137,17 @@ def test_memory_does_not_grow_in_a_capture(sim, count):
     sim.run(bodies.body_capture, count, OPERATION)
 
 
+@pytest.mark.parametrize("count", [2])
+def test_memory_goes_back_to_the_heap(sim, count):
+    sim.run(bodies.body_heap, count, OPERATION)
+
+
+@kernels
+@pytest.mark.parametrize("count", [2])
+def test_spans_of_a_trace(sim, algorithm, count):
+    sim.run(bodies.body_traced, count, OPERATION, algorithm)
+
+
 @pytest.mark.slow
 @algorithms(OPERATION)
 @pytest.mark.parametrize("count", [5, 8])

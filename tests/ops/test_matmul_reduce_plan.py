@@ -1,6 +1,5 @@
 """Plans of matmul + reduce-scatter and + all-reduce on targets that are not here, and the numbers of a call."""
 
-
 import pytest
 import torch
 

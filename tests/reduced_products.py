@@ -582,9 +582,11 @@ def body_descriptors(ctx, operation, algorithm, cases):
 # Rows of 16 bytes; a chunk of rows that a tile overhangs.
 DESCRIBED = [
     (torch.float16, "NN", (41, 40, 40), True),
-    (torch.float32, "NT", (70, 33, 20), True),
+    (torch.bfloat16, "NT", (70, 33, 24), True),
     (torch.int8, "NT", (33, 20, 48), True),
-    (torch.float32, "NN", (33, 20, 48), False),
+    # float32 in full precision is no work for matrix units.
+    (torch.float32, "NT", (33, 20, 48), False),
+    (torch.int8, "NN", (33, 32, 48), False),
     (torch.float16, "TN", (33, 24, 48), False),
     (torch.float16, "NN", (33, 24, 7), False),
 ]

@@ -29,8 +29,8 @@ ALGORITHMS = {REDUCE_SCATTER: ("torch", "fused"), ALL_REDUCE: ("torch", "two_sho
 _VARIANTS = {"fused": SCATTER.value, "two_shot": TWO_SHOT.value, "one_shot": ONE_SHOT.value}
 _NOT_WRITTEN = ("atomic", "spinlock", "ring")
 _INPUTS = ("A", "B", "bias", "scale_a", "scale_b")
-# Bytes of partial products that a warp reads at once: half its registers.
-_WARP_BYTES = 16 << 10
+# Bytes of partial products and their 32-bit sums that a warp has at once: five eighths of its registers.
+_WARP_BYTES = 20 << 10
 _REDUCERS = 8  # one program of so many adds up while the others multiply
 
 
@@ -90,7 +90,7 @@ class Call(FusedCall):
             self.first, self.rows = _own_rows(problem.M, members)
         self.schedule: Schedule | None = None
         if plan.config is not None:
-            self.schedule = _schedule(ctx, problem, plan, self.chunk, a, b)
+            self.schedule = _schedule(ctx, problem, plan, self.chunk, a, b, self.precision)
 
     def require(self, workspace: FusedWorkspace, members: Group) -> None:
         """Raise ArgumentError unless ``workspace`` was made for such a call, and has room for it or can grow."""
@@ -268,13 +268,15 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
     return plan("torch", "fallback", "the library's kernels have not been measured yet, so PyTorch multiplies and adds")
 
 
-def _schedule(ctx: Iris, problem: Problem, plan: Plan, chunk: int, a: torch.Tensor, b: torch.Tensor) -> Schedule:
+def _schedule(
+    ctx: Iris, problem: Problem, plan: Plan, chunk: int, a: torch.Tensor, b: torch.Tensor, precision: str
+) -> Schedule:
     config, world = plan.config, problem.world_size
     m, n = config.block_size_m, config.block_size_n
     slots = _ceil(chunk, m) * _ceil(problem.N, n) * (world if plan.operation == REDUCE_SCATTER else 1)
     itemsize = problem.out_dtype.itemsize
     reduce_rows = m
-    while reduce_rows > 1 and world * reduce_rows * n * itemsize > _WARP_BYTES * config.num_warps:
+    while reduce_rows > 1 and reduce_rows * n * (world * itemsize + 4) > _WARP_BYTES * config.num_warps:
         reduce_rows //= 2
     grid = min(slots, config.num_sms or ctx.get_cu_count())
     return Schedule(
@@ -285,7 +287,9 @@ def _schedule(ctx: Iris, problem: Problem, plan: Plan, chunk: int, a: torch.Tens
         reduce_rows=min(m, max(8, reduce_rows)),
         nbytes=slots * m * n * itemsize,
         flags=slots * world,
-        descriptors=takes_descriptors(ctx.target, a, b),
+        # Without matrix units operands come from shared memory element by element, and what a descriptor has brought
+        # lies there as matrix units want it: kilobytes of registers are spilled.
+        descriptors=takes_descriptors(ctx.target, a, b) and (a.dtype != torch.float32 or precision == "tf32"),
     )
 
 

@@ -26,10 +26,11 @@ kernel take tiles to multiply, in an order in which every owner gets something e
 own memory and then sets the flag of the tile at the owner, or at everybody (``one_shot``), with a release at system
 scope. An eighth of the programs adds up what has come instead, the others follow when all tiles are multiplied; to add
 a tile, a program waits for its flags of all members. A flag holds how often the ranks have met in this memory, so
-nothing is reset, whatever the shapes of the calls. :mod:`iris.x.turn` begins and ends the kernel: it ends when all peers have, so
-then C is complete on every rank, and the partial products may be overwritten. A tile that has come says that its rank's
-kernel runs, so its C may be written. The program that starts first never adds before all tiles have been taken to be
-multiplied, so every tile that is waited for is multiplied by a program that runs, in whatever order programs start.
+nothing is reset, whatever the shapes of the calls. :mod:`iris.x.turn` begins and ends the kernel: it ends when all
+peers have, so then C is complete on every rank, and the partial products may be overwritten. A tile that has come says
+that its rank's kernel runs, so its C may be written. The program that starts first never adds before all tiles have
+been taken to be multiplied, so every tile that is waited for is multiplied by a program that runs, in whatever order
+programs start.
 ``docs/protocols/matmul_reduce.md`` has more.
 """
 

@@ -48,6 +48,7 @@ Iris.services.update(
     ops="iris.ops:OpsNamespace",
     tracing="iris.tracing.recorder:Tracing",
     all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",
+    matmul_reduce_state="iris.ops._matmul_reduce_call:State",
 )
 
 

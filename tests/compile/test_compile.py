@@ -352,6 +352,36 @@ def test_tracing_that_is_off_is_not_in_the_kernel_with_a_staging_buffer(cover, a
     assert any("tracing is compiled in" in error for error in found["errors"]), found["errors"]
 
 
+def reduce_records(answer):
+    return {name: record for name, record in answer["records"].items() if name.startswith("reduce ")}
+
+
+def check_stack_of_reducing(answer):
+    """Half precision with the largest tile that is chosen; the odd sizes have narrow loads, which need more."""
+    records = {n: r for n, r in reduce_records(answer).items() if re.search(r" (bf|fp)16x.* 8192x", n)}
+    assert records
+    limit = STAGED_STACK.get(answer["arch"], 128)
+    wrong = {n: r["stack"] for n, r in records.items() if r["stack"] > limit and "tracing" not in n}
+    assert not wrong, wrong
+
+
+@arch_parameter
+@pytest.mark.timeout(300)
+def test_kernels_that_add_products(cover, arch):
+    """Data comes from peers, so whoever waits acquires at system scope; peers are told at system scope."""
+    answer = cover(arch)
+    records = reduce_records(answer)
+    how = "descriptors" if _target.by_arch(arch).descriptors else "pointers"
+    wanted = {"fused", "two_shot"} | ({"one_shot"} if arch in ("sm_90", "gfx942") else set())
+    assert {name.split()[1] for name in records} == wanted
+    assert any(f" {how} bias" in name for name in records)
+    check_stack_of_reducing(answer)
+    for name, record in records.items():
+        text = letters(arch, record)
+        assert not faults_of_wait(arch, record), name
+        assert re.search("LW?[XA]" if _target.by_arch(arch).vendor == "amd" else "X", text), (name, text)
+
+
 @arch_parameter
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
@@ -374,3 +404,11 @@ def test_every_shipped_configuration(product, arch):
     for wanted in (*ways, "copied", "bias", "scaled", "relu", "gelu", "silu", "tracing"):
         assert any(f" {wanted}" in name for name in names), wanted
     check_stack_of_staged(answer)
+    names = list(reduce_records(answer))
+    assert len(names) >= 40
+    for variant in ("fused", "two_shot", "one_shot"):
+        for world in (1, 2, 8):
+            assert any(name.startswith(f"reduce {variant} ") and f" world={world} " in name for name in names)
+    for wanted in (*ways, "bias", "scaled", "relu", "gelu", "silu", "tracing"):
+        assert any(f" {wanted}" in name for name in names), wanted
+    check_stack_of_reducing(answer)

@@ -81,3 +81,35 @@ def test_reduce_scatter():
     parts = reference.reduce_scatter(inputs)
     for r, m, n in itertools.product(range(3), range(2), range(2)):
         assert parts[r][m, n] == 6 * (2 * (2 * r + m) + n)
+
+
+@pytest.mark.parametrize("rounded", [None, torch.bfloat16])
+def test_matmul_all_reduce(rounded):
+    a = [random_tensor((5, 3), torch.float16, seed=1, rank=r) for r in range(4)]
+    b = [random_tensor((3, 2), torch.float16, seed=2, rank=r) for r in range(4)]
+    bias = random_tensor((2,), torch.float32, seed=3, rank=0)
+    scales = torch.tensor(2.0), torch.tensor([0.25])
+    got = reference.matmul_all_reduce(a, b, bias, "relu", *scales, rounded=rounded)
+    assert got.dtype == torch.float64
+    below = 0
+    for m, n in itertools.product(range(5), range(2)):
+        total = 0.0
+        for r in range(4):
+            product = sum(float(a[r][m, k]) * float(b[r][k, n]) for k in range(3))
+            total += float(torch.tensor(product, dtype=rounded)) if rounded else product
+        below += total / 2 + float(bias[n]) < 0
+        assert abs(got[m, n].item() - max(0.0, total / 2 + float(bias[n]))) < 1e-12
+    assert 0 < below < 10, "relu has something to do"
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
+def test_matmul_reduce_scatter(world):
+    """5 rows: 3 and 2; 2, 2 and 1; 2, 2, 1 and none; one each and two without."""
+    a = [random_tensor((5, 3), torch.float16, seed=1, rank=r) for r in range(world)]
+    b = [random_tensor((3, 2), torch.float16, seed=2, rank=r) for r in range(world)]
+    bias = random_tensor((5, 1), torch.float32, seed=3, rank=0)
+    parts = reference.matmul_reduce_scatter(a, b, bias)
+    whole = reference.matmul_all_reduce(a, b, bias)
+    rows = {1: [5], 2: [3, 2], 3: [2, 2, 1], 4: [2, 2, 1, 0], 7: [1, 1, 1, 1, 1, 0, 0]}[world]
+    assert [part.shape[0] for part in parts] == rows
+    assert torch.equal(torch.cat(parts), whole)

@@ -14,6 +14,8 @@ from iris.errors import ArgumentError
 from iris.ops.all_gather_matmul import all_gather_matmul, all_gather_matmul_preamble
 from iris.ops.all_gather_matmul_hbm_buffer import all_gather_matmul_hbm_buffer, all_gather_matmul_hbm_buffer_preamble
 from iris.ops.config import FusedConfig
+from iris.ops.matmul_all_reduce import matmul_all_reduce, matmul_all_reduce_preamble
+from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter, matmul_reduce_scatter_preamble
 from iris.ops.workspace import FusedWorkspace
 from iris.tuning import Plan
 
@@ -31,9 +33,13 @@ __all__ = [
     "all_gather_matmul_hbm_buffer",
     "all_gather_matmul_hbm_buffer_preamble",
     "all_gather_matmul_preamble",
+    "matmul_all_reduce",
+    "matmul_all_reduce_preamble",
+    "matmul_reduce_scatter",
+    "matmul_reduce_scatter_preamble",
 ]
 
-_OPERATIONS = ("all_gather_matmul",)
+_OPERATIONS = ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter")
 
 
 class OpsNamespace:
@@ -71,6 +77,74 @@ class OpsNamespace:
             workspace,
             algorithm=algorithm,
             gather_dim=gather_dim,
+            group=group,
+            activation=activation,
+            scale_a=scale_a,
+            scale_b=scale_b,
+        )
+
+    def matmul_all_reduce(
+        self,
+        output_tensor: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        async_op: bool = False,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        algorithm: str | None = None,
+        group: Any = None,
+        activation: str = "none",
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+    ) -> FusedWorkspace:
+        """``out = act(scales * sum over ranks of A @ B + bias)``, on every rank; see
+        :func:`iris.ops.matmul_all_reduce.matmul_all_reduce`."""
+        return matmul_all_reduce(
+            self._ctx,
+            output_tensor,
+            A,
+            B,
+            async_op,
+            config,
+            workspace,
+            bias=bias,
+            algorithm=algorithm,
+            group=group,
+            activation=activation,
+            scale_a=scale_a,
+            scale_b=scale_b,
+        )
+
+    def matmul_reduce_scatter(
+        self,
+        output_tensor: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        async_op: bool = False,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        algorithm: str | None = None,
+        group: Any = None,
+        activation: str = "none",
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+    ) -> FusedWorkspace:
+        """The own rows of ``act(scales * sum over ranks of A @ B + bias)``; see
+        :func:`iris.ops.matmul_reduce_scatter.matmul_reduce_scatter`."""
+        return matmul_reduce_scatter(
+            self._ctx,
+            output_tensor,
+            A,
+            B,
+            async_op,
+            config,
+            workspace,
+            bias=bias,
+            algorithm=algorithm,
             group=group,
             activation=activation,
             scale_a=scale_a,

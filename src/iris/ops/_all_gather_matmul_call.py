@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from iris.errors import ArgumentError, IrisError
 from iris.ops import arguments
 from iris.ops._hbm_buffer import Schedule, schedule
 from iris.ops.arguments import Problem
-from iris.ops.choice import choose, precision
+from iris.ops.call import FusedCall, given_facts, new_pair_flags, place_facts, tensor_facts, torch_refuses
+from iris.ops.choice import choose
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.staging import Staging
 from iris.ops.workspace import FusedWorkspace
@@ -24,44 +24,21 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 OPERATION = "all_gather_matmul"
-_FLAG_STRIDE = 32
 _INPUTS = ("A_sharded", "B", "bias", "scale_a", "scale_b")
 
 
-class Call:
+class Call(FusedCall):
     """A checked combination of arguments, its plan, and what every launch of it needs."""
 
     def __init__(self, ctx: Iris, problem: Problem, plan: Plan, out, a, b, bias, scales):
-        self.problem = problem
-        self.plan = plan
+        inputs: dict[str, Any] = dict(zip(_INPUTS, (a, b, bias, *scales), strict=True))
+        super().__init__(ctx, problem, plan, ("output_tensor", out), inputs)
         self.schedule: Schedule | None = None
         self.grid = (0,)
         if isinstance(plan.config, HbmBufferConfig):
             self.schedule = schedule(ctx, problem, plan.config, a, b)
         elif plan.config is not None:
             self.grid = _grid(ctx, problem, plan.config)
-        self.precision = precision(ctx.target, a.dtype, plan.config)
-        self._out_bytes = checks.span_bytes(out)
-        self._input_bytes = [checks.span_bytes(t) if t is not None else 0 for t in (a, b, bias, *scales)]
-
-    def check_overlap(self, out, a, b, bias, scales) -> None:
-        """Raise ArgumentError when ``out`` shares memory with an input, which is still read while out is written."""
-        start = out.data_ptr()
-        end = start + self._out_bytes
-        for name, tensor, nbytes in zip(_INPUTS, (a, b, bias, *scales), self._input_bytes, strict=True):
-            if nbytes and tensor.data_ptr() < end and start < tensor.data_ptr() + nbytes:
-                raise ArgumentError(f"output_tensor overlaps {name} in memory; give it memory of its own")
-
-    def require(self, workspace: FusedWorkspace, members: Group) -> None:
-        """Raise ArgumentError unless ``workspace`` was made for such a call."""
-        workspace.require(
-            operation=OPERATION,
-            shape=(self.problem.M, self.problem.N, self.problem.K),
-            dtype=self.problem.a_dtype,
-            world_size=members.size,
-            group=members,
-            variant=self.plan.algorithm,
-        )
 
 
 class State(Calls[Call]):
@@ -91,7 +68,7 @@ class State(Calls[Call]):
             call = checked(
                 self._ctx, members, out, a, b, bias, activation, scales, algorithm, config, gather_dim, group
             )
-            call.check_overlap(out, a, b, bias, scales)
+            call.check_overlap(out, a, b, bias, *scales)
             if workspace is not None:
                 call.require(workspace, members)
         except IrisError as caught:
@@ -120,7 +97,7 @@ def checked(
     problem = check(ctx, out, a, b, bias, activation, scales, members.size, gather_dim)
     if config is not None:
         config.validate(members.size)
-    plan = choose(ctx, problem, algorithm, config, _torch_refuses(problem, members, group, ctx))
+    plan = choose(ctx, problem, algorithm, config, torch_refuses(problem, members, group, ctx))
     if members.size > 1:
         checks.check_symmetric(ctx, "A_sharded", a)
     return Call(ctx, problem, plan, out, a, b, bias, scales)
@@ -172,8 +149,7 @@ def check(
 
 def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
     """A workspace with flags of its own for ``call``. Collective over the world: all ranks make the allocation."""
-    flags = ctx.heap.allocate(2 * ctx.num_ranks * _FLAG_STRIDE, torch.int32, site=f"{OPERATION} flags").zero_()
-    counters = torch.zeros(ctx.num_ranks + 2, dtype=torch.int32, device=ctx.get_device())
+    flags, counters = new_pair_flags(ctx, OPERATION)
     staging = Staging(ctx)
     if call.schedule is not None:
         staging.get(*call.schedule.staging)
@@ -187,30 +163,13 @@ def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
 def _empty_workspace(
     call: Call, members: Group, flags: torch.Tensor, counters: torch.Tensor, staging: Staging
 ) -> FusedWorkspace:
-    problem = call.problem
     return FusedWorkspace(
-        operation=OPERATION,
-        shape=(problem.M, problem.N, problem.K),
-        dtype=problem.a_dtype,
-        world_size=members.size,
-        variant=call.plan.algorithm,
-        group=members,
+        **call.made_for(members),
         locks=flags,
         counters=counters,
         staging=staging,
         prepared=True,
     )
-
-
-def _torch_refuses(problem: Problem, members: Group, group: Any, ctx: Iris) -> str:
-    """Why PyTorch's own operations cannot do this; empty when they can."""
-    if problem.a_dtype == torch.int8:
-        return "PyTorch has no int8 matmul with int32 results on every device"
-    if members.size == 1:
-        return ""
-    if not isinstance(group, dist.ProcessGroup) and members.ranks != tuple(range(ctx.num_ranks)):
-        return "a sequence of ranks is no process group of torch.distributed"
-    return ""
 
 
 def _grid(ctx: Iris, problem: Problem, config: FusedConfig) -> tuple[int]:
@@ -224,16 +183,8 @@ def _facts(
     ctx, out, a, b, bias, activation, scales, algorithm, config, workspace, gather_dim, preamble
 ) -> dict[str, Any]:
     """What must be the same on every rank, by name; A's place, too: peers read it through their own pointer."""
-    facts: dict[str, Any] = {}
-    for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b), ("bias", bias)):
-        known = isinstance(tensor, torch.Tensor)
-        facts[name] = (tuple(tensor.shape), tensor.dtype) if known else type(tensor).__name__
-    if isinstance(a, torch.Tensor) and a.numel():
-        facts["strides of A_sharded"] = a.stride()
-        facts["offset of A_sharded in the heap"] = a.data_ptr() - ctx.heap.base if ctx.is_symmetric(a) else "not there"
-    facts["activation"] = activation if isinstance(activation, str) else type(activation).__name__
-    for name, scale in zip(("scale_a", "scale_b"), scales, strict=True):
-        facts[name] = "given" if scale is not None else "none"
+    facts = tensor_facts((("output_tensor", out), ("A_sharded", a), ("B", b), ("bias", bias)))
+    facts |= place_facts(ctx, "A_sharded", a) | given_facts(activation, scales)
     facts["algorithm"] = algorithm
     facts["config"] = config
     facts["float32 precision"] = torch.get_float32_matmul_precision()

@@ -14,6 +14,7 @@ from iris.device import link
 from iris.errors import CaptureError, UnsupportedError
 from iris.ops._hbm_buffer_kernel import arrived_kernel, bring_kernel, carried_kernel, hbm_buffer_kernel, inputs_kernel
 from iris.ops.config import HbmBufferConfig
+from iris.ops.operands import describe_a, describe_b, takes_descriptors
 from iris.runtime import launch
 from iris.runtime.links import incoming_rate, link_of
 
@@ -35,7 +36,7 @@ _LEAVE, _ADD = 0.06, 0.06  # what leaving a sum and adding one take, of the time
 _FETCHER_RATE = 30e9
 _UNDER_WAY = 32 << 10  # bytes that a fetcher reads at once; with those that it writes they take half its registers
 _PROGRAM_FLOPS = 12e12
-_ALIGNMENT = 16  # bytes; of addresses and strides that a tensor descriptor takes
+_ALIGNMENT = 16  # bytes; of rows of the staging buffer, for tensor descriptors
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def run_hbm_buffer(
     b_transposed = b.stride(1) != 1
     descriptors = (None, None, None)
     if s.descriptors:
-        descriptors = _descriptors(config, s, staged, a, b.t() if b_transposed else b, b_transposed, members.size)
+        descriptors = _descriptors(config, s, staged, a, b, members.size)
     launch.start(
         ctx, hbm_buffer_kernel, (s.grid,),
         *descriptors, a, staged, b, wide, scale_a, scale_b, out,
@@ -333,41 +334,25 @@ def _fetch_columns(config: HbmBufferConfig, itemsize: int) -> int:
 
 
 def _takes_descriptors(ctx: Iris, problem: Problem, config: HbmBufferConfig, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the target copies tiles by descriptors, and the operands lie so that it can."""
-    if (
-        not ctx.target.descriptors
-        or not a.numel()
-        or not b.numel()
-        or config.staged_a_layout != "k_contiguous"
-        or not _describable(a)
-    ):
+    """Whether the target copies tiles by descriptors, and the operands and the staging buffer lie so that it can."""
+    if config.staged_a_layout != "k_contiguous":
         return False
     if problem.gather_dim == 1 and problem.world_size > 1 and a.shape[1] % config.block_size_k:
         return False  # the last block of a part would meet rows of B that belong to the next
-    if b.stride(1) != 1:
-        return _describable(b.t())
-    # Matrix units take other types than 16-bit ones along K only.
-    return a.element_size() == 2 and _describable(b)
+    return takes_descriptors(ctx.target, a, b)
 
 
-def _describable(matrix: torch.Tensor) -> bool:
-    """Whether rows lie together, at addresses that a descriptor can name."""
-    row = matrix.stride(0) * matrix.element_size()
-    return matrix.stride(1) == 1 and row % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0
-
-
-def _descriptors(config, s: Schedule, staged, a, b, b_transposed: bool, world_size: int) -> tuple[Any, Any, Any]:
+def _descriptors(config, s: Schedule, staged, a, b, world_size: int) -> tuple[Any, Any, Any]:
     """Descriptors of A, of all staged parts, and of B or its transpose."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
-    rows, depth = a.shape
     parts = max(1, world_size - 1)
     whole = staged if world_size > 1 else a
     return (
-        TensorDescriptor(a, [rows, depth], list(a.stride()), [m, k]),
-        TensorDescriptor(whole, [parts * s.part_rows, depth], [s.row_stride, 1], [m, k]),
-        TensorDescriptor(b, list(b.shape), list(b.stride()), [n, k] if b_transposed else [k, n]),
+        describe_a(a, m, k),
+        TensorDescriptor(whole, [parts * s.part_rows, a.shape[1]], [s.row_stride, 1], [m, k]),
+        describe_b(b, n, k),
     )
 
 

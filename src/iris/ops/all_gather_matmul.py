@@ -45,7 +45,6 @@ run side by side.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +54,7 @@ from iris.ops._all_gather_matmul_call import OPERATION, State, checked, make_wor
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops._hbm_buffer import run_hbm_buffer
 from iris.ops.arguments import ACTIVATIONS, Problem
+from iris.ops.call import address, float32_matmul, issue_in_order, layout, outside_of_graphs
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks, launch
@@ -117,11 +117,7 @@ def all_gather_matmul(
         RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
         NotAMemberError: the caller is not in ``group``.
     """
-    run: Any = _all_gather_matmul
-    if torch.compiler.is_compiling():
-        # The call breaks the graph: what it does on the host cannot be traced.
-        run = torch.compiler.disable(run)
-    return run(
+    return outside_of_graphs(_all_gather_matmul)(
         ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group,
         activation, (scale_a, scale_b),
     )  # fmt: skip
@@ -134,9 +130,9 @@ def _all_gather_matmul(
     members = ctx.resolve_group(group)
     state = _state(ctx)
     key = (
-        *_layout(output_tensor), *_layout(A_sharded), *_layout(B), *_layout(bias),
-        activation, *_layout(scales[0]), *_layout(scales[1]),
-        _address(A_sharded), algorithm, config, workspace is None, gather_dim, members.ranks, type(group),
+        *layout(output_tensor), *layout(A_sharded), *layout(B), *layout(bias),
+        activation, *layout(scales[0]), *layout(scales[1]),
+        address(A_sharded), algorithm, config, workspace is None, gather_dim, members.ranks, type(group),
         torch.get_float32_matmul_precision(),
     )  # fmt: skip
     call = state.recall(key)
@@ -146,7 +142,7 @@ def _all_gather_matmul(
             group,
         )  # fmt: skip
         state.remember(key, call)
-    call.check_overlap(output_tensor, A_sharded, B, bias, scales)
+    call.check_overlap(output_tensor, A_sharded, B, bias, *scales)
     if workspace is None:
         workspace = state.workspace(call, members)
     else:
@@ -218,19 +214,11 @@ def explain(
 def _run(ctx, call, workspace, out, a, b, bias, scales, members, group, async_op) -> None:
     if out.numel() == 0:
         return
-    stream = ctx.current_stream()
-    if async_op:
-        side = ctx.side_stream()
-        side.wait_stream(stream)
-        stream = side
-    if workspace.locks is not ctx.pair_flags and not async_op:
-        workspace.wait()
-    with ctx.use_stream(stream) if async_op else nullcontext():
-        if workspace.locks is ctx.pair_flags:
-            _state(ctx).order.follow_current()
-        _issue(ctx, call, workspace, out, a, b, bias, scales, members, group)
-    if async_op:
-        workspace._finish = lambda: ctx.current_stream().wait_stream(stream)
+    order = _state(ctx).order if workspace.locks is ctx.pair_flags else None
+    issue_in_order(
+        ctx, workspace, order, async_op,
+        lambda: _issue(ctx, call, workspace, out, a, b, bias, scales, members, group),
+    )  # fmt: skip
 
 
 def _issue(ctx, call, workspace, out, a, b, bias, scales, members, group) -> None:
@@ -280,7 +268,7 @@ def _run_torch(problem: Problem, out, a, b, bias, scales, group) -> None:
         torch.addmm(bias, a, b, out=out)
     else:
         # In float32, so that the result is rounded once, at the end.
-        product = _float32_matmul(a, b)
+        product = float32_matmul(a, b)
         if problem.scaled:
             product *= (scales[0] * scales[1]).reshape(())
         if bias is not None:
@@ -297,22 +285,6 @@ def _gathered(problem: Problem, a: torch.Tensor, group: Any) -> torch.Tensor:
         whole, mine = (t.view(torch.uint8).flatten() for t in (shards, a.contiguous()))
         _all_gather(whole, mine, group=group if isinstance(group, dist.ProcessGroup) else None)
     return (shards.transpose(0, 1) if problem.gather_dim == 1 else shards).reshape(problem.M, problem.K)
-
-
-def _float32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if a.is_cuda and a.dtype in (torch.float16, torch.bfloat16):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return torch.matmul(a.to(torch.float32), b.to(torch.float32))
-
-
-def _layout(tensor: Any) -> tuple:
-    if isinstance(tensor, torch.Tensor):
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16
-    return (type(tensor),)
-
-
-def _address(tensor: Any) -> int:
-    return tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
 
 
 def _state(ctx: Iris) -> State:

@@ -31,8 +31,9 @@ class Problem:
     Attributes:
         M, N, K: sizes of the whole product: out is (M, N), the gathered A (M, K), B (K, N).
         a_dtype, b_dtype, out_dtype: dtypes.
-        world_size: number of ranks that hold a part of A.
-        gather_dim: 1 when A is sharded along K, 0 when along M.
+        world_size: number of ranks that take part.
+        gather_dim: 1 when A is sharded along K, 0 when along M; None when nothing is gathered: every rank has an A
+            (M, K) and a B (K, N) of its own, and the products are added.
         bias: shape of the bias, None without one.
         transpose: two letters, N or T for A and B, as in BLAS: T when the columns are contiguous.
         activation: one of :data:`ACTIVATIONS`.
@@ -46,7 +47,7 @@ class Problem:
     b_dtype: torch.dtype
     out_dtype: torch.dtype
     world_size: int
-    gather_dim: int
+    gather_dim: int | None
     bias: tuple[int, ...] | None
     transpose: str
     activation: str = "none"
@@ -57,7 +58,8 @@ class Problem:
         dtypes = names[0] if len(set(names)) == 1 else f"{names[0]} x {names[1]} -> {names[2]}"
         size = f"{self.M}x{self.N}x{self.K}"
         epilogue = (", scaled" if self.scaled else "") + (f", {self.activation}" if self.activation != "none" else "")
-        return f"{size} {dtypes} {self.transpose}, {self.world_size} ranks, gather_dim={self.gather_dim}{epilogue}"
+        gathered = "" if self.gather_dim is None else f", gather_dim={self.gather_dim}"
+        return f"{size} {dtypes} {self.transpose}, {self.world_size} ranks{gathered}{epilogue}"
 
 
 def letter(matrix: torch.Tensor) -> str:

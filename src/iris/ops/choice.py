@@ -72,7 +72,7 @@ def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConf
 
 
 def fitted(target: Target, problem: Problem) -> FusedConfig:
-    """Tiles for the pull kernel that fit the problem and the target's shared memory."""
+    """Tiles that fit the problem and the target's shared memory, without a staging buffer."""
     rows = problem.M // (problem.world_size if problem.gather_dim == 0 else 1)
     depth = problem.K // (problem.world_size if problem.gather_dim == 1 else 1)
     if not target.compiled:
@@ -89,6 +89,20 @@ def fitted(target: Target, problem: Problem) -> FusedConfig:
     while config.shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem)) > target.shared_memory_bytes:
         config = _smaller(config)
     return config
+
+
+def check_fits(target: Target, config: FusedConfig, problem: Problem) -> None:
+    """Raise ArgumentError when the K loop of a configuration cannot have the shared memory that it takes."""
+    if target.vendor != "nvidia":
+        return
+    # A lower bound there. Other compilers reuse buffers, so what does not fit shows when the kernel is loaded.
+    needed = config.shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem))
+    if needed > target.shared_memory_bytes:
+        raise ArgumentError(
+            f"the configuration needs {needed} bytes of shared memory, {target.arch} has "
+            f"{target.shared_memory_bytes}; make num_stages={config.num_stages}, "
+            f"block_size_k={config.block_size_k} or the tile {config.block_size_m}x{config.block_size_n} smaller"
+        )
 
 
 def precision(target: Target, dtype: torch.dtype, config: FusedConfig | None) -> str:
@@ -123,15 +137,7 @@ def _as_asked(
     elif kernel != "pull":
         config = staged(ctx, problem, kernel, config)
     reason = "the caller named it" if algorithm else "the caller gave a configuration, which is for the kernel"
-    if ctx.target.vendor == "nvidia":
-        # A lower bound there. Other compilers reuse buffers, so what does not fit shows when the kernel is loaded.
-        needed = config.shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem))
-        if needed > ctx.target.shared_memory_bytes:
-            raise ArgumentError(
-                f"the configuration needs {needed} bytes of shared memory, {ctx.target.arch} has "
-                f"{ctx.target.shared_memory_bytes}; make num_stages={config.num_stages}, "
-                f"block_size_k={config.block_size_k} or the tile {config.block_size_m}x{config.block_size_n} smaller"
-            )
+    check_fits(ctx.target, config, problem)
     return _plan(kernel, config, "user", reason, problem)
 
 

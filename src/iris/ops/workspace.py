@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from iris.errors import ArgumentError
 from iris.ops.staging import Staging
 from iris.runtime.groups import Group
 from iris.tuning import Plan
+
+if TYPE_CHECKING:
+    from iris.ops.partials import Partials
 
 
 @dataclass
@@ -27,10 +30,12 @@ class FusedWorkspace:
         world_size: number of ranks.
         variant: the algorithm.
         group: the ranks, in group order.
-        aux_buffer: what peers' shards are fetched into; None before the first call, and when nothing is fetched.
+        aux_buffer: what peers' shards are fetched into, or the own partial products; None before the first call, and
+            when there is neither.
         locks: flags on the symmetric heap (int32), None when the algorithm has none.
         counters: int32 words in ordinary memory: epoch, programs started, programs ended.
         staging: what peers' shards are fetched into, for the algorithm that does.
+        partials: partial products and their flags, on the symmetric heap, for operations that add them.
         plan: the plan of the latest call.
         trace_data: figures of the latest call that was asked for them, see
             :func:`iris.ops.all_gather_matmul_hbm_buffer.all_gather_matmul_hbm_buffer`; else None.
@@ -47,6 +52,7 @@ class FusedWorkspace:
     locks: torch.Tensor | None = None
     counters: torch.Tensor | None = None
     staging: Staging | None = None
+    partials: Partials | None = None
     plan: Plan | None = None
     trace_data: dict[str, Any] | None = None
     prepared: bool = False
@@ -92,5 +98,5 @@ class FusedWorkspace:
 
     def clear(self) -> None:
         """Mark as not prepared and give the buffers back."""
-        self.aux_buffer = self.locks = self.counters = self.staging = None
+        self.aux_buffer = self.locks = self.counters = self.staging = self.partials = None
         self.prepared = False

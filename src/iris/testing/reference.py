@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -31,13 +32,38 @@ def all_gather_matmul(
         scale_a, scale_b: one element each; None for 1.
     """
     a = torch.cat([shard.to(torch.float64) for shard in shards], dim=gather_dim)
-    product = a @ b.to(torch.float64)
-    for scale in (scale_a, scale_b):
-        if scale is not None:
-            product = product * scale.to(torch.float64).reshape(())
-    if bias is not None:
-        product = product + bias.to(torch.float64)
-    return _ACTIVATIONS[activation](product)
+    return _epilogue(a @ b.to(torch.float64), bias, activation, scale_a, scale_b)
+
+
+def matmul_all_reduce(
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    rounded: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``act(scale_a * scale_b * sum over ranks of a @ b + bias)`` in float64.
+
+    Args:
+        a, b: every rank's A and B, in rank order.
+        bias: (N,) or two-dimensional, or None.
+        activation: none, relu, gelu or silu.
+        scale_a, scale_b: one element each; None for 1.
+        rounded: the dtype that every rank's product is rounded to before it is added, None for no rounding.
+    """
+    products = [x.to(torch.float64) @ y.to(torch.float64) for x, y in zip(a, b, strict=True)]
+    if rounded is not None:
+        products = [product.to(rounded).to(torch.float64) for product in products]
+    return _epilogue(all_reduce(products), bias, activation, scale_a, scale_b)
+
+
+def matmul_reduce_scatter(a: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    """Each rank's rows of :func:`matmul_all_reduce`, which has the arguments; the last ranks may have none."""
+    whole = matmul_all_reduce(a, *args, **kwargs)
+    chunk = -(-whole.shape[0] // len(a))
+    return [whole[rank * chunk : (rank + 1) * chunk] for rank in range(len(a))]
 
 
 def all_reduce(inputs: Sequence[torch.Tensor], op: str = "SUM") -> torch.Tensor:
@@ -84,6 +110,21 @@ _COMBINE = {
     "MIN": torch.minimum,
     "MAX": torch.maximum,
 }
+
+
+def _epilogue(
+    product: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> torch.Tensor:
+    for scale in (scale_a, scale_b):
+        if scale is not None:
+            product = product * scale.to(torch.float64).reshape(())
+    if bias is not None:
+        product = product + bias.to(torch.float64)
+    return _ACTIVATIONS[activation](product)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

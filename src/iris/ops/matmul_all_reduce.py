@@ -1,0 +1,148 @@
+"""Matmul + all-reduce: ``C = act(scale_a * scale_b * sum over ranks of A @ B + bias)``, the same bits on every rank.
+
+Layouts. Every rank has an A (M, K) and a B (K, N) of its own, its part of the K of a larger product for example, and
+gets the whole C (M, N). Strides are free: row- or column-major A, B and C. A and B may lie anywhere on the device.
+Scales, bias and activation are applied once, to the float32 sum, which is rounded once, at the end: give every rank the
+same ones.
+
+Rounding. A rank's partial product is computed in float32 (int8: int32) and rounded once to C's dtype before it is
+added; the sum is in float32 again and in the order of the group, whoever adds. With a float32 C nothing is rounded on
+the way. That is how much PyTorch rounds at least; it may round after every addition.
+
+Algorithms:
+
+``two_shot``
+    One persistent kernel. A tile of C has an owner, who reads the ranks' partial products of it from their memory, adds
+    them and stores the result on every rank. C lies on the symmetric heap, at the same place on every rank. A rank
+    reads and writes (world - 1)/world of C's bytes over the links, each.
+``one_shot``
+    The same kernel, every rank adds every tile. Reads world - 1 times the bytes of C, and waits for one exchange in
+    place of two, so it is for small C. C may lie anywhere.
+``torch``
+    matmul and all-reduce of PyTorch, one after the other.
+
+Protocol. The partial products lie on the symmetric heap with an int32 flag for each member and tile. Programs of the
+kernel take tiles to multiply, in an order in which every owner gets something early; a program stores its tile in the
+own memory and then sets the flag of the tile at the owner, or at everybody (``one_shot``), with a release at system
+scope. An eighth of the programs adds up what has come instead, the others follow when all tiles are multiplied; to add
+a tile, a program waits for its flags of all members. A flag holds how often the ranks have met in this memory, so
+nothing is reset, whatever the shapes of the calls. :mod:`iris.x.turn` begins and ends the kernel: it ends when all
+peers have, so then C is complete on every rank, and the partial products may be overwritten. A tile that has come says
+that its rank's kernel runs, so its C may be written. The program that starts first never adds before all tiles have
+been taken to be multiplied, so every tile that is waited for is multiplied by a program that runs, in whatever order
+programs start.
+``docs/protocols/matmul_reduce.md`` has more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris.ops._matmul_reduce import matmul_reduce, plan_of, prepare
+from iris.ops._matmul_reduce_call import ALL_REDUCE, Asked
+from iris.ops.config import FusedConfig
+from iris.ops.workspace import FusedWorkspace
+from iris.tuning import Plan
+
+if TYPE_CHECKING:
+    from iris.runtime.context import Iris
+
+
+def matmul_all_reduce(
+    ctx: Iris,
+    C: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    async_op: bool = False,
+    config: FusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    algorithm: str | None = None,
+    group: Any = None,
+    activation: str = "none",
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> FusedWorkspace:
+    """Multiply on every rank, add the products of all, then a bias, apply an activation. Collective over ``group``.
+
+    Args:
+        ctx: the context.
+        C: the output, (M, N) on every rank, float32, float16 or bfloat16 (int32 for int8 inputs); on the symmetric heap
+            for ``"two_shot"``.
+        A: (M, K), this rank's; float32, float16, bfloat16, int8 or fp8.
+        B: (K, N), this rank's, of A's dtype (two fp8 dtypes may mix).
+        async_op: return at launch; ``workspace.wait()`` orders the current stream after the operation, and the tensors
+            must live until then. Otherwise what follows in the current stream sees the result.
+        config: tiles and launch parameters of the kernel; None lets the operation choose. Its ``all_reduce_variant``
+            names the algorithm unless ``algorithm`` does.
+        workspace: from :func:`matmul_all_reduce_preamble` or an earlier call; None uses the context's own, which grows
+            to the largest call of all ranks and puts calls in order even when they are made on different streams.
+            Calls that are to overlap, and calls of a smaller group that run the kernel, need workspaces of their own.
+        bias: (N,), added to every row, or two-dimensional and broadcast to (M, N); None for none. Added once, to the
+            sum; the same on every rank.
+        algorithm: ``"torch"``, ``"two_shot"`` or ``"one_shot"``; None lets the operation choose.
+        group: None for all ranks, a process group, or a sequence of ranks.
+        activation: ``"none"``, ``"relu"``, ``"gelu"`` (with erf) or ``"silu"``, applied after the bias.
+        scale_a, scale_b: for fp8 inputs, both or neither: float32 tensors of one element that the sum is multiplied
+            by, the same on every rank. They are read when the operation runs.
+
+    Returns:
+        The workspace; ``workspace.plan`` says what ran and why.
+
+    Raises:
+        ArgumentError, NotSymmetricError, DeviceMismatch, UnsupportedError: on the rank that has it, before any launch.
+        RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
+        NotAMemberError: the caller is not in ``group``.
+        CaptureError: the context's memory would have to grow in a captured graph.
+        HeapExhausted: the heap has no room for the partial products.
+    """
+    asked = Asked(ALL_REDUCE, algorithm, config, activation, (scale_a, scale_b), group)
+    return matmul_reduce(ctx, asked, C, A, B, bias, async_op, workspace)
+
+
+def matmul_all_reduce_preamble(
+    ctx: Iris,
+    C: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    config: FusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    algorithm: str | None = None,
+    group: Any = None,
+    activation: str = "none",
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> FusedWorkspace:
+    """Make a workspace for :func:`matmul_all_reduce`. Collective over the world: it allocates on the symmetric heap.
+
+    Args:
+        workspace: one that was made earlier: it is returned when it serves for these arguments, and refused otherwise.
+
+    The other arguments are those of the call, whose values are not read; with smaller groups every rank names its own.
+    """
+    asked = Asked(ALL_REDUCE, algorithm, config, activation, (scale_a, scale_b), group)
+    return prepare(ctx, asked, C, A, B, bias, workspace)
+
+
+def explain(
+    ctx: Iris,
+    C: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    config: FusedConfig | None = None,
+    *,
+    algorithm: str | None = None,
+    group: Any = None,
+    activation: str = "none",
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> Plan:
+    """The plan that :func:`matmul_all_reduce` would follow with these arguments; runs nothing. Local."""
+    asked = Asked(ALL_REDUCE, algorithm, config, activation, (scale_a, scale_b), group)
+    return plan_of(ctx, asked, C, A, B, bias)

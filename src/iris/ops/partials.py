@@ -1,0 +1,81 @@
+"""The memory of operations that add up what the ranks have multiplied: partial products on the symmetric heap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris.errors import CaptureError
+from iris.ops._matmul_reduce_kernel import QUEUE_WORDS
+from iris.ops.call import new_pair_flags
+
+if TYPE_CHECKING:
+    from iris.runtime.context import Iris
+
+_SITE = "partial products"
+
+
+class Partials:
+    """Room for a rank's partial products and their flags, which serves calls of one group that follow each other.
+
+    Flags hold how often the ranks have met here. All members meet in every call, so the number is the same between any
+    two, calls of all shapes are counted together, and nothing is cleared between calls: an older number, whatever it
+    stood for, means not yet.
+
+    Attributes:
+        fixed: whether it cannot grow, because growing is collective over the world and its calls are not.
+        buffer: uint8 on the heap, the own partial products.
+        arrived: int32 on the heap, a flag for each member and tile. locks, counters: those of :mod:`iris.x.turn`.
+        queue: int32 words of the kernel, in ordinary memory.
+    """
+
+    def __init__(self, ctx: Iris, fixed: bool = False):
+        self._ctx = ctx
+        self._captured: list[Any] = []
+        self.fixed = fixed
+        self.buffer: torch.Tensor | None = None
+        self.arrived: torch.Tensor | None = None
+        self.locks: torch.Tensor | None = None
+        self.counters: torch.Tensor | None = None
+        self.queue = torch.zeros(QUEUE_WORDS, dtype=torch.int32, device=ctx.get_device())
+        self.sizes = (0, 0)
+
+    def holds(self, nbytes: int, flags: int) -> bool:
+        """Whether there is room for so many bytes of partial products and so many flags."""
+        return flags == 0 or (nbytes <= self.sizes[0] and flags <= self.sizes[1])
+
+    def get(self, nbytes: int, flags: int) -> Partials:
+        """Itself, of at least these sizes. Collective over the world when it has to grow.
+
+        Raises:
+            CaptureError: it would have to grow while a graph is captured.
+            HeapExhausted: the heap has no room.
+        """
+        if not self.holds(nbytes, flags):
+            self._grow(max(nbytes, self.sizes[0]), max(flags, self.sizes[1]))
+        if self._ctx.capturing():
+            # The graph holds their addresses.
+            self._captured.append((self.buffer, self.arrived))
+        return self
+
+    def _grow(self, nbytes: int, flags: int) -> None:
+        if self._ctx.capturing():
+            raise CaptureError(
+                f"the memory for partial products has to grow to {nbytes} bytes, which a graph cannot capture; make "
+                "the call once before the capture"
+            )
+        # A kernel of this rank ends when the peers have read what it left here.
+        self._ctx.synchronize()
+        self.buffer = self.arrived = None
+        self.sizes = (0, 0)
+        heap = self._ctx.heap
+        if self.locks is None:
+            self.locks, self.counters = new_pair_flags(self._ctx, _SITE)
+        self.buffer = heap.allocate(nbytes, torch.uint8, site=_SITE)
+        # Flags of calls to come are above those of earlier calls, and so above 0.
+        self.arrived = heap.allocate(flags, torch.int32, site=f"flags of {_SITE}").zero_()
+        self.sizes = (nbytes, flags)
+        # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
+        self._ctx.synchronize()
+        self._ctx.exchange.all_gather(f"{_SITE}: ready", None)

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import math
-import os
-import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from _ways import (
+    AUTO,
+    CHECKED_AT_ONCE,
+    MATMUL,
+    OWN_MATMUL,
+    SAMPLED_COLUMNS,
+    SAMPLED_ROWS,
+    TORCH,
+    TORCH_FUSED,
+    Compared,
+    Refused,
+    Way,
+    check_symmetric_memory,
+    explained,
+    gib,
+    group_name,
+    memory_beside_heap,
+    random_on_device,
+    spread,
+    torch_carries,
+    tried,
+)
 
-from iris import _env
-from iris.errors import ArgumentError, UnsupportedError
-from iris.runtime import launch
+from iris.testing.numeric import tolerance
 
-MATMUL, OWN_MATMUL, GATHER = "matmul", "own matmul", "gather"
-TORCH, TORCH_FUSED, AUTO = "torch", "torch_fused", "auto"
-_ROWS, _COLUMNS = 64, 128  # of the output that are compared with float64
-_CHECKED_AT_ONCE = 1 << 28  # elements
+OPERATION, GATHER = "all_gather_matmul", "gather"
 # PyTorch 2.13 renamed it.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-class Refused(Exception):
-    """A way that does not exist here; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +68,12 @@ class Shape:
         itemsize = self.dtype.itemsize
         shard, heap = math.prod(self.shard(world)) * itemsize, ctx.heap.total_bytes
         if shard > 0.9 * heap:
-            return f"a shard of A takes {_gib(shard)} of a heap of {_gib(heap)}: give --heap_size"
+            return f"a shard of A takes {gib(shard)} of a heap of {gib(heap)}: give --heap_size"
         a, b, out = self.M * self.K * itemsize, self.K * self.N * itemsize, self.M * self.N * itemsize
         # Gathered A, a place to gather it to, a staging buffer; PyTorch's way makes two of its own, alone a second out.
         wanted = 3 * a + b + out + (out if alone else 2 * a)
-        there = _memory(ctx, alone)
-        return f"it takes about {_gib(wanted)} a rank, and {_gib(there)} are there" if wanted > there else ""
+        there = memory_beside_heap(ctx, alone)
+        return f"it takes about {gib(wanted)} a rank, and {gib(there)} are there" if wanted > there else ""
 
 
 class Operands:
@@ -87,9 +97,9 @@ class Operands:
         self.out = torch.empty((shape.M, shape.N), dtype=shape.dtype, device=device)
         self.scratch = torch.empty_like(self.whole)
         parts = world if shape.gather_dim == 0 else 1
-        within = spread(shape.M // parts, -(-_ROWS // parts))
+        within = spread(shape.M // parts, -(-SAMPLED_ROWS // parts))
         self.rows = (torch.arange(parts)[:, None] * (shape.M // parts) + within).flatten().to(device)
-        self.columns = spread(shape.N, _COLUMNS).to(device)
+        self.columns = spread(shape.N, SAMPLED_COLUMNS).to(device)
         self.want = self.whole[self.rows].cpu().double() @ self.b[:, self.columns].cpu().double()
 
     def part(self, whole: torch.Tensor, owner: int, world: int) -> torch.Tensor:
@@ -103,65 +113,29 @@ class Operands:
 
     def unwritten(self) -> torch.Tensor:
         """How many elements of ``out`` are NaN, as it was before the call."""
-        chunks = self.out.split(max(1, _CHECKED_AT_ONCE // self.shape.N))
+        chunks = self.out.split(max(1, CHECKED_AT_ONCE // self.shape.N))
         return torch.tensor([sum(int(chunk.isnan().sum()) for chunk in chunks)])
 
 
-def spread(extent: int, count: int) -> torch.Tensor:
-    """At most ``count`` indices below ``extent``, the first and the last among them."""
-    return torch.linspace(0, extent - 1, min(extent, count)).long()
-
-
 def random(ctx: Any, shape: Shape, owner: int | None = None) -> torch.Tensor:
-    """Random values: a rank's shard, or B. Made on the device, since large ones take the host minutes."""
+    """Random values: a rank's shard, or B."""
     size = (shape.K, shape.N) if owner is None else shape.shard(ctx.get_num_ranks())
-    generator = torch.Generator(ctx.get_device()).manual_seed(1 if owner is None else 1000 + owner)
-    return torch.randn(size, dtype=shape.dtype, device=ctx.get_device(), generator=generator)
+    return random_on_device(ctx, size, shape.dtype, 1 if owner is None else 1000 + owner)
 
 
 def own_shard(ctx: Any, shape: Shape) -> torch.Tensor:
     return ctx.as_symmetric(random(ctx, shape, ctx.get_rank()))
 
 
-_latest: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-
-def shared(ctx: Any, key: Any, make: Callable[[], Any]) -> Any:
-    """What ``make()`` gives, kept until a context asks for another key: candidates of a problem share their tensors."""
-    if ctx not in _latest or _latest[ctx][0] != key:
-        _latest.pop(ctx, None)
-        _latest[ctx] = key, make()
-    return _latest[ctx][1]
-
-
-@dataclass
-class Way:
-    """One way to do it.
-
-    Attributes:
-        call: what is timed.
-        prepare: runs before each call, not timed.
-        results: (result, reference, k) that must agree after a call: products with sums of k, 0 for every bit. Results
-            are functions.
-        takes: the algorithm, where it was left to the library.
-        note: what is to be said about it.
-    """
-
-    call: Callable[[], Any]
-    prepare: Callable[[], Any]
-    results: list[tuple[Callable[[], torch.Tensor], torch.Tensor, int]]
-    takes: str = ""
-    note: str = ""
-
-
 def product(work: Operands, call: Callable[[], Any], **more: Any) -> Way:
     """A way that multiplies into ``out``."""
-    return Way(
-        call,
-        lambda: work.out.fill_(math.nan),
-        [(work.sample, work.want, work.shape.K), (work.unwritten, torch.zeros(1, dtype=torch.int64), 0)],
-        **more,
-    )
+    whole = Compared(work.unwritten, torch.zeros(1, dtype=torch.int64))
+    return Way(call, lambda: work.out.fill_(math.nan), [sampled(work), whole], **more)
+
+
+def sampled(work: Operands, result: Callable[[], torch.Tensor] | None = None) -> Compared:
+    """The elements of a product that are compared with float64; default those of ``out``."""
+    return Compared(result or work.sample, work.want, tolerance(work.shape.dtype, work.shape.K))
 
 
 def matmul(work: Operands) -> Way:
@@ -172,7 +146,7 @@ def matmul(work: Operands) -> Way:
 def own_matmul(ctx: Any, work: Operands) -> Way:
     """The library's kernel with nothing to gather."""
     options = {"algorithm": "hbm_buffer", "group": [ctx.get_rank()], "gather_dim": work.shape.gather_dim}
-    explained(ctx, work.out, work.whole, work.b, **options)
+    explained(ctx, OPERATION, work.out, work.whole, work.b, **options)
     return product(work, lambda: ctx.ops.all_gather_matmul(work.out, work.whole, work.b, **options))
 
 
@@ -201,7 +175,7 @@ def copied_gather(ctx: Any, work: Operands, call: Callable[[], Any], **more: Any
     def gathered() -> torch.Tensor:
         return work.scratch[work.rows].cpu()
 
-    return Way(call, lambda: emptied(ctx, work), [(gathered, work.whole[work.rows].cpu(), 0)], **more)
+    return Way(call, lambda: emptied(ctx, work), [Compared(gathered, work.whole[work.rows].cpu())], **more)
 
 
 def copied_product(ctx: Any, work: Operands, copies: Callable[[], Any], **more: Any) -> Way:
@@ -219,7 +193,7 @@ def copied_product(ctx: Any, work: Operands, copies: Callable[[], Any], **more: 
 
 def gather(ctx: Any, work: Operands) -> Way:
     """PyTorch's all-gather alone."""
-    if _carries(ctx):
+    if torch_carries(ctx):
         flat, shape, rows, world = work.scratch.view(-1), work.shape, work.rows, ctx.get_num_ranks()
 
         def gathered() -> torch.Tensor:
@@ -230,13 +204,13 @@ def gather(ctx: Any, work: Operands) -> Way:
         def call() -> None:
             _all_gather(flat, work.a.view(-1))
 
-        return Way(call, lambda: work.scratch.fill_(math.nan), [(gathered, work.whole[rows].cpu(), 0)])
+        return Way(call, lambda: work.scratch.fill_(math.nan), [Compared(gathered, work.whole[rows].cpu())])
     return copied_gather(ctx, work, lambda: _fetch_after_meeting(ctx, work), note=_COPIES)
 
 
 def sequence(ctx: Any, work: Operands) -> Way:
     """PyTorch's all-gather, then its matmul."""
-    if _carries(ctx):
+    if torch_carries(ctx):
         return ours(ctx, work, TORCH)
     return copied_product(ctx, work, lambda: _fetch_after_meeting(ctx, work), note=_COPIES)
 
@@ -252,17 +226,10 @@ def _fetch_after_meeting(ctx: Any, work: Operands) -> None:
     fetch(ctx, work)
 
 
-def _carries(ctx: Any) -> bool:
-    """Whether torch.distributed moves tensors of the device without the host."""
-    if ctx.runtime != "gpu" or ctx.get_num_ranks() == 1:
-        return True
-    return dist.group.WORLD._get_backend(ctx.get_device()).name() != "gloo"  # pyright: ignore[reportOptionalMemberAccess]
-
-
 def ours(ctx: Any, work: Operands, algorithm: str) -> Way:
     """The library's operation."""
     options = {"algorithm": None if algorithm == AUTO else algorithm, "gather_dim": work.shape.gather_dim}
-    plan = explained(ctx, work.out, work.a, work.b, **options)
+    plan = explained(ctx, OPERATION, work.out, work.a, work.b, **options)
     way = product(work, lambda: ctx.ops.all_gather_matmul(work.out, work.a, work.b, **options))
     way.takes = plan.algorithm if algorithm == AUTO else ""
     return way
@@ -270,25 +237,17 @@ def ours(ctx: Any, work: Operands, algorithm: str) -> Way:
 
 def torch_fused(ctx: Any, work: Operands) -> Way:
     """PyTorch's fused operation over its symmetric memory."""
-    if ctx.runtime != "gpu" or ctx.get_num_ranks() == 1:
-        raise Refused(f"PyTorch has it for processes with GPUs; this is the {ctx.runtime} runtime")
+    check_symmetric_memory(ctx, "fused_all_gather_matmul")
     if work.shape.gather_dim == 1:
         raise Refused("PyTorch has it for A sharded along M only: --axis_gather_dim=0")
-    if not hasattr(torch.ops.symm_mem, "fused_all_gather_matmul"):
-        raise Refused(f"torch {torch.__version__} does not have it")
-    name = dist.group.WORLD.group_name  # pyright: ignore[reportOptionalMemberAccess]
     returned: list[torch.Tensor] = []
 
     def call() -> None:
-        _, products = torch.ops.symm_mem.fused_all_gather_matmul(work.a, [work.b], 0, name)
+        _, products = torch.ops.symm_mem.fused_all_gather_matmul(work.a, [work.b], 0, group_name())
         returned[:] = products
 
-    try:
-        call()
-        ctx.synchronize()
-    except RuntimeError as error:
-        raise Refused(f"PyTorch refuses: {error}".splitlines()[0]) from error
-    return Way(call, returned.clear, [(lambda: work.sample(returned[0]), work.want, work.shape.K)])
+    tried(ctx, call)
+    return Way(call, returned.clear, [sampled(work, lambda: work.sample(returned[0]))])
 
 
 def way(ctx: Any, work: Operands, algorithm: str) -> Way:
@@ -300,48 +259,3 @@ def way(ctx: Any, work: Operands, algorithm: str) -> Way:
     known = {MATMUL: lambda: matmul(work), OWN_MATMUL: lambda: own_matmul(ctx, work), GATHER: lambda: gather(ctx, work)}
     known |= {TORCH: lambda: sequence(ctx, work), TORCH_FUSED: lambda: torch_fused(ctx, work)}
     return known[algorithm]() if algorithm in known else ours(ctx, work, algorithm)
-
-
-def explained(ctx: Any, *tensors: torch.Tensor, **options: Any) -> Any:
-    """The library's plan.
-
-    Raises:
-        Refused: the library's own reason.
-    """
-    try:
-        return ctx.ops.explain("all_gather_matmul", *tensors, **options)
-    except (ArgumentError, UnsupportedError) as error:
-        raise Refused(f"{type(error).__name__}: {error}") from error
-
-
-def host_microseconds(ctx: Any, call: Callable[[], Any], repeats: int = 300) -> float:
-    """Microseconds of the host in one call, the launch of its kernel left out. Collective."""
-    call()
-    ctx.barrier()
-    real, launch.start = launch.start, lambda *args, **kwargs: None
-    try:
-        for _ in range(20):
-            call()
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - start) / repeats * 1e6
-    finally:
-        launch.start = real
-
-
-def _memory(ctx: Any, alone: bool) -> float:
-    """Bytes that a rank may take beside its heap. The same on every rank."""
-    world, on_gpu = ctx.get_num_ranks(), ctx.get_device().type == "cuda"
-    if on_gpu:
-        total = torch.cuda.get_device_properties(ctx.get_device()).total_memory
-    else:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    sharing = (_env.get("IRIS_RANKS_PER_GPU") or 1) if ctx.runtime == "gpu" else world
-    # The host's memory is taken when it is touched, a GPU's when the heap is made.
-    heaps = sharing * ctx.heap.total_bytes if on_gpu else 0
-    return (0.92 * total - heaps) / (1 if alone else sharing)
-
-
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.2f} GiB"

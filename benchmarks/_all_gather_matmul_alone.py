@@ -15,25 +15,19 @@ import torch
 import triton
 import triton.language as tl
 from _all_gather_matmul import (
-    AUTO,
     GATHER,
-    MATMUL,
-    OWN_MATMUL,
-    TORCH,
-    TORCH_FUSED,
+    OPERATION,
     Operands,
-    Refused,
     Shape,
-    Way,
     copied_gather,
     copied_product,
-    explained,
     fetch,
     matmul,
     own_matmul,
     own_shard,
     product,
 )
+from _ways import AUTO, MATMUL, OWN_MATMUL, TORCH, TORCH_FUSED, Compared, Refused, Way, explained
 
 from iris.device import signal
 from iris.ops import all_gather_matmul_preamble
@@ -131,7 +125,7 @@ class Alone:
         if algorithm == TORCH_FUSED:
             raise Refused("PyTorch's operation needs all ranks")
         if algorithm != TORCH:
-            plan = explained(ctx, work.out, work.a, work.b, **self._options(algorithm))
+            plan = explained(ctx, OPERATION, work.out, work.a, work.b, **self._options(algorithm))
             takes = plan.algorithm if algorithm == AUTO else ""
         if TORCH in (algorithm, takes):
             return copied_product(ctx, work, lambda: fetch(ctx, work, carry), takes=takes)
@@ -158,7 +152,7 @@ def idle(results: int, stand_in: StandIn | None = None) -> Way:
     """What a rank that does not work does in a call: nothing, with as many results as rank 0 has."""
     shown = torch.arange(2)
     prepare = (lambda: None) if stand_in is None else stand_in.announce
-    return Way(lambda: None, prepare, [(lambda: shown, shown, 0)] * results)
+    return Way(lambda: None, prepare, [Compared(lambda: shown, shown)] * results)
 
 
 def whole_card(ctx: Any) -> int:

@@ -25,21 +25,9 @@ import sys
 from pathlib import Path
 
 import torch
-from _all_gather_matmul import (
-    AUTO,
-    GATHER,
-    MATMUL,
-    OWN_MATMUL,
-    TORCH,
-    TORCH_FUSED,
-    Operands,
-    Refused,
-    Shape,
-    host_microseconds,
-    shared,
-    way,
-)
+from _all_gather_matmul import GATHER, Operands, Shape, way
 from _all_gather_matmul_alone import Alone
+from _ways import AUTO, MATMUL, OWN_MATMUL, TORCH, TORCH_FUSED, Refused, hand_over, host_microseconds, shared
 
 from iris import bench
 
@@ -122,18 +110,12 @@ def measure(state, ctx, shape):
     if algorithm not in (MATMUL, OWN_MATMUL):
         rows, columns = shape.shard(ctx.get_num_ranks())
         state.set_bytes((ctx.get_num_ranks() - 1) * rows * columns * shape.dtype.itemsize)
-    if found.takes:
-        state.add_counter("takes", found.takes)
-    if found.note:
-        state.add_note(found.note)
     if given.host_cost and not given.alone and algorithm in COUNTED:
         state.add_counter("host us", host_microseconds(ctx, found.call))
     if ctx.target.compiled:
         state.set_warmup(3)
         state.set_repeat(15)
-    for result, want, k in found.results:
-        state.validate(result, want, dtype=shape.dtype, k=max(1, k), bitwise=k == 0)
-    state.exec(found.call, preamble_fn=found.prepare)
+    hand_over(state, found)
 
 
 def main():

@@ -16,7 +16,7 @@ from iris.tuning import steps as tables
 from iris.x.context import DeviceContext
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 # They make their ranks themselves.
 PREDICTION = ROOT / "examples" / "07_predict_a_timeline.py"
 RACE = ROOT / "examples" / "08_find_a_race.py"
@@ -34,42 +34,6 @@ def name(path: Path) -> str:
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced code blocks of a page in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture
-def run(request):
-    """Runs ``iris run -n ranks program arguments`` on the runtime of the test session; returns the lines it printed."""
-    ours = ("IRIS_", "TORCHELASTIC_", "CUDA_MPS_", "TORCH_SYMM_MEM_")
-    single = ("TRITON_INTERPRET", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(ours) and k not in single}
-    environment["IRIS_RUNTIME"] = request.config.getoption("--runtime")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-
-    def start(ranks: int, program: Path, *arguments: object) -> list[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "_iris_command",
-            "run",
-            "-n",
-            ranks,
-            "--timeout",
-            TIME_LIMIT_S,
-            program,
-            *arguments,
-        ]
-        result = subprocess.run(
-            [str(word) for word in command],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT_S + 20,
-            stdin=subprocess.DEVNULL,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout.splitlines()
-
-    return start
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from iris.ccl import Config
 from iris.testing.numeric import ROUNDING, random_tensor, tolerance
 
 VARIANTS = {
@@ -124,6 +125,7 @@ class Candidate:
         result: where a call leaves its result.
         start: puts a set into its state before a call: inputs filled, outputs NaN.
         once: whether a second call without ``start`` computes something else.
+        sms: compute units that it takes at most; None: what the operation or a peer decides.
     """
 
     variant: str
@@ -133,10 +135,12 @@ class Candidate:
     result: Callable[[int], torch.Tensor]
     start: Callable[[int], Any]
     once: bool = False
+    sms: int | None = None
 
     @property
     def name(self) -> str:
-        return self.variant if self.block is None else f"{self.variant}/{self.block}"
+        block = "" if self.block is None else f"/{self.block}"
+        return f"{self.variant}{block}" + ("" if self.sms is None else f", {self.sms} SMs")
 
 
 def peers_here(ctx: Any) -> tuple[str | None, bool]:
@@ -151,15 +155,20 @@ def peers_here(ctx: Any) -> tuple[str | None, bool]:
 
 def configuration(operation: str, variant: str, block: int, num_warps: int) -> Any:
     """The ``iris.ccl.Config`` of a variant with blocks of so many elements."""
-    from iris.ccl import Config
-
     rows = min(32, block)
     chosen: dict[str, Any] = {f"{operation}_variant": variant}
     return Config(block_size_m=rows, block_size_n=block // rows, num_warps=num_warps, **chosen)
 
 
 def candidates(
-    ctx: Any, operation: str, variants: list[str], blocks: list[int], buffers: Buffers, numel: int, sets: int
+    ctx: Any,
+    operation: str,
+    variants: list[str],
+    blocks: list[int],
+    comm_sms: list[int],
+    buffers: Buffers,
+    numel: int,
+    sets: int,
 ) -> tuple[list[Candidate], Any]:
     """The candidates of an operation, and the plan that ``auto`` has for it.
 
@@ -168,6 +177,7 @@ def candidates(
         operation: its name.
         variants: of ours.
         blocks: elements of a block, for each variant but ``auto``; empty: as in the plan of ``auto``.
+        comm_sms: bounds on compute units, for each variant but ``auto`` once more.
         buffers: what they work on.
         numel: elements of the larger tensor.
         sets: how many buffer sets are used.
@@ -198,26 +208,29 @@ def candidates(
     ours = getattr(ctx.ccl, operation)
     plan = ctx.ccl.explain(operation, *operands(0), **more)
     itemsize = inputs[0].element_size()
-    ways: list[tuple[str, int | None, Any]] = []
+    ways: list[tuple[str, int | None, Any, int | None]] = []
     for variant in variants:
         if variant == "auto":
-            ways.append((variant, None, None))
+            ways.append((variant, None, None, None))
         elif blocks:
             # More warps for more bytes, as the operations do it.
             warps = {
                 block: 4 if block * itemsize <= 4096 else 8 if block * itemsize <= 8192 else 16 for block in blocks
             }
-            ways += [(variant, block, configuration(operation, variant, block, warps[block])) for block in blocks]
+            ways += [(variant, block, configuration(operation, variant, block, warps[block]), None) for block in blocks]
         else:
             # What a plan without a kernel of ours would have is not known: the defaults of Config.
             block, warps = getattr(plan.config, "block", 2048), getattr(plan.config, "num_warps", 4)
-            ways.append((variant, None, configuration(operation, variant, block, warps)))
+            ways.append((variant, None, configuration(operation, variant, block, warps), None))
+        for most in comm_sms if variant != "auto" else ():
+            chosen: dict[str, Any] = {f"{operation}_variant": variant}
+            ways.append((variant, None, Config(comm_sms=most, **chosen), most))
     found = []
-    for variant, block, config in ways:
+    for variant, block, config, most in ways:
         # Bound here, so that the time of an eager call holds next to nothing of the benchmark's.
         calls = [partial(ours, *operands(which), config=config, **more) for which in range(sets)]
         call = lambda which, calls=calls: calls[which]()  # noqa: E731
-        found.append(Candidate(variant, block, False, call, outputs.__getitem__, start))
+        found.append(Candidate(variant, block, False, call, outputs.__getitem__, start, sms=most))
 
     backend, symmetric = peers_here(ctx)
     if backend is not None:
@@ -231,7 +244,29 @@ def candidates(
         found.append(Candidate(backend, None, True, call, outputs.__getitem__, begin, once))
     if symmetric:
         found += _symmetric_memory(operation, inputs, outputs, shared)
+    if operation == "all_gather" and ctx.runtime != "loopback":
+        found.append(_copies(ctx, inputs, outputs, poison))
     return found, plan
+
+
+def _copies(ctx, inputs, outputs, start) -> Candidate:
+    """An all-gather by copies into the peers' outputs, which copy engines make, between two meetings of the ranks."""
+    rank, world, nbytes = ctx.get_rank(), ctx.get_num_ranks(), inputs[0].nbytes
+    pieces = []
+    for source, output in zip(inputs, outputs, strict=True):
+        # Each rank begins with the next one, so that no rank receives from all at once.
+        peers = [(rank + step) % world for step in range(1, world)]
+        there = [ctx.heap.translate(output.data_ptr(), rank, peer) + rank * nbytes for peer in peers]
+        targets = [ctx.heap.region.tensor(address, nbytes, None).view(source.dtype) for address in there]
+        pieces.append([output[rank * source.numel() : (rank + 1) * source.numel()], *targets])
+
+    def call(which):
+        ctx.device_barrier()
+        for target in pieces[which]:
+            target.copy_(inputs[which])
+        ctx.device_barrier()
+
+    return Candidate("copy engine", None, True, call, outputs.__getitem__, start)
 
 
 def _symmetric_memory(operation, inputs, outputs, shared) -> list[Candidate]:

@@ -17,6 +17,9 @@ SPEEDUP, HIDDEN, FROM_M = 1.2, 80.0, 4096
 SMALL_US, SMALL_BYTES = 12.0, 64 << 10
 GATHER_GBPS = 350.0
 NK = (3584, 8192)  # of all_gather_matmul's goals
+# Of bench_matmul_reduce.py: a multiplication and a reduction one after the other, and what is not ours or is a part.
+PAIRS = ("torch", "ccl", "torch_one_shot", "torch_two_shot", "torch_reduce_scatter")
+PARTS = ("torch_fused", "auto", "matmul", "own matmul")
 REACHED, MISSED, UNKNOWN = "reached", "missed", "not measured"
 MOST_NAMES = 40
 
@@ -244,6 +247,41 @@ def products_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     return _markdown(header, shown) if shown else []
 
 
+def sums_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """matmul_all_reduce and matmul_reduce_scatter: one line a problem, our best against what else there is."""
+    header = ["operation", "N", "K", "dtype", "M", "torch ms", "best pair", "ms", "torch_fused ms", "our best", "ms"]
+    header += ["auto ms", "auto takes", "best pair / our best", "best pair / auto", "hidden %", "TFLOPS", "matmul ms"]
+    found: dict[tuple, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        # What follows the operation is the name of a model.
+        operation = "_".join(row["benchmark"].split("_")[:3])
+        key = operation, *(row["params"][name] for name in ("N", "K", "dtype", "M"))
+        found.setdefault(key, {})[row["params"]["algorithm"]] = row
+    shown = []
+    for key, ways in sorted(found.items(), key=lambda item: (*map(str, item[0][:4]), item[0][4])):
+        timed = {name: row["gpu_time_ms"] for name, row in ways.items() if row["gpu_time_ms"]}
+        ours = [name for name in timed if name not in (*PAIRS, *PARTS) and not name.endswith("reduction")]
+        pair, own = (min(names, key=timed.__getitem__, default="") for names in (timed.keys() & set(PAIRS), ours))
+        best, line = timed.get(pair), [*key, timed.get("torch"), pair or None, timed.get(pair)]
+        line += [timed.get("torch_fused"), own or None, timed.get(own), timed.get("auto")]
+        line += [ways.get("auto", {}).get("counters", {}).get("takes")]
+        line += [best / timed[name] if best and name in timed else None for name in (own, "auto")]
+        line += [ways.get(own, {}).get(name) for name in ("hidden_pct", "tflops")]
+        shown.append([*line, timed.get("matmul")])
+    return _markdown(header, shown) if shown else []
+
+
+def gathers_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """all_gather: GB/s that a rank receives, a column for each candidate."""
+    own = [row for row in rows if row["operation"] == "all_gather"]
+    columns = list(dict.fromkeys(row["name"] for row in own))
+    shown = []
+    for (_, nbytes), found in by_size(own).items():
+        rates = {row["name"]: gigabytes(row) for row in found}
+        shown.append([_size(nbytes), *(rates.get(name) for name in columns)])
+    return _markdown(["size", *columns], shown) if shown else []
+
+
 def by_size(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
@@ -348,7 +386,9 @@ def summary(data: Data, state: dict[str, Any], figures: Sequence[str] = ()) -> s
         ("Round trips of a flag", trips_table(data.rows("round_trip"))),
         ("all_gather_matmul", products_table(data.rows("all_gather_matmul"))),
         ("all_gather_matmul, layers of Llama 70B, N divided by the ranks", products_table(data.rows("llama"))),
+        ("matmul_all_reduce and matmul_reduce_scatter", sums_table(data.rows("matmul_reduce"))),
         ("Collectives", collectives_table(data.collectives())),
+        ("all_gather, GB/s that a rank receives", gathers_table(data.collectives())),
         ("Copies", bench_table(data.rows("copy"))),
     )
     for title, table in sections:
@@ -407,6 +447,11 @@ def charts(data: Data) -> dict[str, tuple[str, str, str, Lines]]:
         for algorithm, row in ways.items():
             title = f"all_gather_matmul, N={n}, K={k}, {dtype}, gather_dim={dim}"
             add(f"all_gather_matmul_{dtype}_{dim}", title, "M", "TFLOPS", algorithm, m, row["tflops"])
+    for row in data.rows("matmul_reduce"):
+        p = row["params"]
+        title = f"{row['benchmark']}, N={p['N']}, K={p['K']}, {p['dtype']}"
+        name = f"{row['benchmark']}_{p['N']}_{p['K']}_{p['dtype']}"
+        add(name, title, "M", "TFLOPS", p["algorithm"], p["M"], row["tflops"])
     for row in data.collectives():
         title = f"{row['operation']}, {row['world']} ranks"
         add(row["operation"], title, "bytes", "us", row["name"], row["bytes"], row["median_us"])

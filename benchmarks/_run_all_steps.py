@@ -7,14 +7,16 @@ import os
 from dataclasses import dataclass
 
 ALGORITHMS_SMALL = "torch,hbm_buffer,auto,matmul"
+REDUCE_ALGORITHMS_SMALL = "torch,ccl,auto,matmul"
 SMALL_SIZES, LARGE_SIZES = "4KiB,16KiB,64KiB,256KiB", "1MiB,4MiB,16MiB,64MiB,256MiB"
-# Layers of Llama 70B: (name, N, K, gather_dim). Each of so many ranks has N divided by them, and all of K. The input of
-# the first two is sharded by tokens, that of the other two by features, since the layer before left it so.
+SOME_SIZES = "4KiB,64KiB,1MiB,16MiB,256MiB"
+FEW_SMS = 16  # of a collective that leaves the others to something else
+# Layers of Llama 70B whose input is gathered, by two: (names, N, K, gather_dim). Each of so many ranks has N divided by
+# them, and all of K. The input of the first two is sharded by tokens, that of the other two by features, since the
+# layer before left it so. The other two may also have K divided, and their outputs added up: bench_matmul_reduce.py.
 LLAMA = (
-    ("qkv", 10240, 8192, 0),
-    ("gate_up", 57344, 8192, 0),
-    ("attention_out", 8192, 8192, 1),
-    ("down", 8192, 28672, 1),
+    ("qkv-gate_up", (10240, 57344), (8192,), 0),
+    ("attention_out-down", (8192,), (8192, 28672), 1),
 )
 TESTS = (
     ("tests-gpu", ("tests/gpu",)),
@@ -89,15 +91,15 @@ def table(ranks: int, small: bool = False) -> list[Step]:
             tiny=(f"--benchmark_filter={which}", *tiny),
         )
 
-    def all_gather_matmul(sizes, estimate):
+    def all_gather_matmul(sizes, estimate, dtypes="fp16"):
         return bench(
             f"all_gather_matmul-{sizes.replace(',', '-')}",
-            f"all_gather_matmul, N=3584, K=8192, M={sizes}",
+            f"all_gather_matmul, N=3584, K=8192, M={sizes}, {dtypes}",
             estimate,
             "bench_all_gather_matmul.py",
             f"--axis_M={sizes}",
             "--axis_gather_dim=0,1",
-            "--axis_dtype=fp16,bf16",
+            f"--axis_dtype={dtypes}",
             tiny=(
                 f"--axis_M={32 * (1 + sizes.count(','))}",
                 "--axis_N=40",
@@ -109,18 +111,21 @@ def table(ranks: int, small: bool = False) -> list[Step]:
             ),
         )
 
-    def llama(layer, n, k, gather_dim):
-        own = n // ranks
+    def llama(layers, columns, depths, gather_dim):
+        own = [n // ranks for n in columns]
+        odd = [n for n in columns if n % ranks]
+        shown = f"N={_listed(columns)}/{ranks}={_listed(own)}, K={_listed(depths)}, gather_dim={gather_dim}"
         return bench(
-            f"llama-{layer}",
-            f"all_gather_matmul, Llama 70B, {layer}: N={n}/{ranks}={own}, K={k}, gather_dim={gather_dim}",
-            45,
+            f"llama-{layers}",
+            f"all_gather_matmul, Llama 70B, {layers}: {shown}",
+            55,
             "bench_all_gather_matmul.py",
-            "--axis_M=256,4096",
-            f"--axis_N={own}",
-            f"--axis_K={k}",
+            "--axis_M=64,1024,4096,16384",
+            f"--axis_N={_listed(own)}",
+            f"--axis_K={_listed(depths)}",
             f"--axis_gather_dim={gather_dim}",
             "--axis_dtype=bf16",
+            "--skip_algorithm=pull,own matmul",
             tiny=(
                 "--axis_M=32",
                 "--axis_N=40",
@@ -130,13 +135,30 @@ def table(ranks: int, small: bool = False) -> list[Step]:
                 f"--axis_algorithm={ALGORITHMS_SMALL}",
                 "--n_repeat=1",
             ),
-            impossible=f"N={n} is no multiple of {ranks} ranks" if n % ranks else "",
+            impossible=f"N={_listed(odd)} is no multiple of {ranks} ranks" if odd else "",
         )
 
-    def collective(operation, estimate, sizes=f"{SMALL_SIZES},{LARGE_SIZES}", part=""):
+    def matmul_reduce(sizes, estimate, dtypes="fp16", shapes=""):
+        layers = ("--shapes=llama70b", "--skip_algorithm=own matmul") if shapes else ()
+        # The K of every problem is divided among the ranks.
+        odd = 8192 % ranks or (shapes and 28672 % ranks)
+        which = "layers of Llama 70B" if shapes else "N=3584, K=8192"
+        return bench(
+            f"matmul_reduce-{shapes and shapes + '-'}{sizes.replace(',', '-')}",
+            f"matmul_all_reduce, matmul_reduce_scatter, {which}, M={sizes}, {dtypes}",
+            estimate,
+            "bench_matmul_reduce.py",
+            *layers,
+            f"--axis_M={sizes}",
+            f"--axis_dtype={dtypes}",
+            tiny=("--small", *layers[:1], f"--axis_algorithm={REDUCE_ALGORITHMS_SMALL}", "--n_repeat=1"),
+            impossible=f"K=8192 or K=28672 is no multiple of {ranks} ranks" if odd else "",
+        )
+
+    def collective(operation, estimate, sizes=SOME_SIZES, part="", more=()):
         name = operation + part
-        words = ("--ops", operation, "--sizes", sizes, "--json", f"{{out}}/data/{name}.json")
-        tiny = ("--ops", operation, "--sizes", "4KiB", "--samples", "2", "--json", f"{{out}}/data/{name}.json")
+        words = ("--ops", operation, "--sizes", sizes, *more, "--json", f"{{out}}/data/{name}.json")
+        tiny = ("--ops", operation, "--sizes", "4KiB", "--samples", "2", *more, "--json", f"{{out}}/data/{name}.json")
         first, last = sizes.split(",")[0], sizes.split(",")[-1]
         what = f"{operation}, bf16, {first} to {last}"
         return Step(name, what, estimate, run("bench_collectives.py", *(tiny if small else words)), "collectives")
@@ -171,18 +193,23 @@ def table(ranks: int, small: bool = False) -> list[Step]:
             "--n_repeat=1",
         ),
         links("round_trip", "round trips of a flag", 20, "round_trip", "--axis_trips=32", "--n_repeat=1"),
-        all_gather_matmul("4096", 60),
-        all_gather_matmul("16384", 60),
+        all_gather_matmul("4096", 50, "fp16,bf16"),
+        all_gather_matmul("16384", 55, "fp16,bf16"),
         collective("all_reduce", 45, SMALL_SIZES, "-small"),
-        collective("all_gather", 60),
-        all_gather_matmul("8192", 60),
-        all_gather_matmul("64,128,256", 80),
+        collective("all_gather", 70, f"{SMALL_SIZES},{LARGE_SIZES}", more=("--comm_sms", str(FEW_SMS))),
+        matmul_reduce("4096", 50, "fp16,bf16"),
+        matmul_reduce("16384", 35),
+        matmul_reduce("64,256,1024", 65),
         collective("all_reduce", 50, LARGE_SIZES, "-large"),
         *(llama(*layer) for layer in LLAMA),
-        all_gather_matmul("512,1024,2048", 80),
-        collective("reduce_scatter", 50),
-        collective("all_to_all", 40),
-        collective("broadcast", 45),
+        all_gather_matmul("8192", 35),
+        all_gather_matmul("64,128,256", 50),
+        matmul_reduce("4096,16384", 75, "bf16", "llama"),
+        matmul_reduce("64,1024", 65, "bf16", "llama"),
+        all_gather_matmul("512,1024,2048", 50),
+        collective("reduce_scatter", 35),
+        collective("all_to_all", 25),
+        collective("broadcast", 30),
         bench(
             "copy",
             "copies inside a GPU and from a peer",
@@ -195,3 +222,7 @@ def table(ranks: int, small: bool = False) -> list[Step]:
     names = [step.name for step in steps]
     assert len(set(names)) == len(names), names
     return steps
+
+
+def _listed(numbers):
+    return ",".join(map(str, numbers))

@@ -2,6 +2,7 @@
 
     iris run -n 8 benchmarks/bench_collectives.py
     iris run -n 8 benchmarks/bench_collectives.py --ops all_gather,broadcast --sizes 64KiB,64MiB --json out.json
+    iris run -n 8 benchmarks/bench_collectives.py --ops all_gather --variants persistent,auto --comm_sms 8,16
     iris run --loopback -n 8 benchmarks/bench_collectives.py
 
 A size is that of the larger of an operation's two tensors. Each result is compared with float64 before it is timed, as
@@ -76,6 +77,12 @@ def arguments():
         type=lambda text: [int(word) for word in text.split(",")],
         default=[],
         help="elements of a block, powers of two, for variants that go by blocks; default what auto takes",
+    )
+    parser.add_argument(
+        "--comm_sms",
+        type=lambda text: [int(word) for word in text.split(",")],
+        default=[],
+        help="each variant once more with at most so many compute units, a list",
     )
     parser.add_argument(
         "--sizes", type=lambda text: [size(word) for word in text.split(",")], default=SIZES, help="as 4KiB,1MiB"
@@ -296,7 +303,7 @@ def measure(bench, operation, nbytes):
     numel = nbytes // bench.dtype.itemsize // block * block
     calls, sets = calls_of(nbytes, bench.on_gpu), sets_of(nbytes, bench.on_gpu, bench.ranks_a_card)
     variants = [variant for variant in VARIANTS[operation] if variant in options.variants]
-    found, plan = candidates(ctx, operation, variants, options.blocks, bench.buffers, numel, sets)
+    found, plan = candidates(ctx, operation, variants, options.blocks, options.comm_sms, bench.buffers, numel, sets)
     able, graphs = [], {}
     for candidate in found:
         label = f"{operation}, {candidate.name}, {shown(nbytes)}"
@@ -337,6 +344,7 @@ def measure(bench, operation, nbytes):
         kinds = slowest[candidate.name]
         row = {"operation": operation, "link": bench.link, "world": bench.world, "bytes": numel * bench.dtype.itemsize}
         row |= {"name": candidate.name, "variant": candidate.variant, "block": candidate.block, "peer": candidate.peer}
+        row["sms"] = candidate.sms
         row |= {"calls": calls, "sets": sets}
         row |= {f"{kind}_us": statistics.median(kinds[kind]) for kind in ("graph", "eager") if kind in kinds}
         if "single" in kinds:

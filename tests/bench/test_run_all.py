@@ -80,10 +80,15 @@ def test_the_table(ranks, small):
         if one.kind == "bench":
             assert f"--axis_num_ranks={ranks}" in one.words
     impossible = {one.name for one in steps if one.impossible}
-    assert impossible == ({one.name for one in steps if one.name.startswith("llama-")} if ranks == 3 else set())
+    divided = ("llama-", "matmul_reduce-")
+    assert impossible == ({one.name for one in steps if one.name.startswith(divided)} if ranks == 3 else set())
     if not small and ranks == 2:
-        (down,) = (one for one in steps if one.name == "llama-down")
-        assert {"--axis_N=4096", "--axis_K=28672", "--axis_gather_dim=1"} <= set(down.words)
+        (down,) = (one for one in steps if one.name == "llama-attention_out-down")
+        assert {"--axis_N=4096", "--axis_K=8192,28672", "--axis_gather_dim=1"} <= set(down.words)
+        (layers,) = (one for one in steps if one.name == "matmul_reduce-llama-64-1024")
+        assert {"--shapes=llama70b", "--axis_M=64,1024", "--axis_dtype=bf16"} <= set(layers.words)
+        (gather,) = (one for one in steps if one.name == "all_gather")
+        assert gather.words[gather.words.index("--comm_sms") + 1] == "16"
         # All but the tests fit into two calls of the default budget.
         assert sum(one.estimate for one in steps if one.kind != "tests") < 2 * (540 - 20)
 
@@ -352,6 +357,37 @@ def test_goals_that_are_reached(tmp_path):
     assert "| 3584 | 8192 | float16 | 0 | 4096 | 1 | 0.75 | 0.7 | - | 1.429 | 1.071 | 85.71 |" in page
 
 
+def summed(benchmark, M, dtype="float16", **times):
+    """Rows of bench_matmul_reduce.py as it writes them, given milliseconds by algorithm; none of one without a time."""
+    rows = product(M, dtype, 0, torch=3.0, matmul=1.0)[:1] * len(times)
+    for i, (algorithm, ms) in enumerate(times.items()):
+        params = {"num_ranks": 2, "M": M, "N": 3584, "K": 8192, "dtype": dtype, "algorithm": algorithm}
+        rows[i] = rows[i] | {"benchmark": benchmark, "params": params, "gpu_time_ms": ms, "hidden_pct": 12.5}
+    return rows
+
+
+def test_sums_and_gathers_in_the_summary(tmp_path):
+    import _run_all_report as report
+    from _run_all_steps import table
+
+    times = {"torch": 3.0, "ccl": 2.5, "torch_one_shot": None, "torch_two_shot": 2.0, "two_shot": 1.6, "one_shot": 4.0}
+    rows = summed("matmul_all_reduce", 64, **times, auto=2.4, matmul=1.5, **{"own matmul": 1.4, "ccl reduction": 0.5})
+    rows += summed("matmul_reduce_scatter_llama70b", 4096, "bfloat16", fused=None, torch_fused=1.25)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/matmul_reduce-4096.json").write_text(json.dumps(rows))
+    gathers = [collective("all_gather", 1 << 28, us, name) for name, us in (("auto", 360.0), ("copy engine", 400.0))]
+    gathers.append(collective("all_gather", 1 << 20, 8.0, "persistent, 16 SMs"))
+    (tmp_path / "data/all_gather.json").write_text(json.dumps({"rows": gathers}))
+    report.write(tmp_path, table(2), {"ranks": 2, "steps": {}})
+    page = (tmp_path / "summary.md").read_text()
+    problem = "| matmul_all_reduce | 3584 | 8192 | float16 | 64 | 3 | torch_two_shot | 2 | - | two_shot | 1.6 |"
+    assert f"{problem} 2.4 | - | 1.25 | 0.8333 | 12.5 | 1 | 1.5 |" in page
+    assert "| matmul_reduce_scatter | 3584 | 8192 | bfloat16 | 4096 | - | - | - | 1.25 | - | - | - |" in page
+    assert "| size | auto | copy engine | persistent, 16 SMs |" in page
+    assert "| 256 MiB | 372.8 | 335.5 | - |" in page
+    assert "| 1 MiB | - | - | 65.54 |" in page
+
+
 def test_goals_that_are_missed_or_not_measured(tmp_path):
     times = {"torch": 1.0, "auto": 0.9, "matmul": 0.65, "torch_fused": 0.85}
     good = {"torch": 1.0, "auto": 0.7, "matmul": 0.65, "torch_fused": 0.75}
@@ -435,6 +471,14 @@ def test_all_steps_with_tiny_problems(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     page = (out / "summary.md").read_text()
-    for title in ("Links", "Round trips", "all_gather_matmul, layers", "Collectives", "Copies", "Tests"):
+    for title in (
+        "Links",
+        "Round trips",
+        "all_gather_matmul, layers",
+        "matmul_all_reduce",
+        "Collectives",
+        "Copies",
+        "Tests",
+    ):
         assert re.search(rf"^## {title}", page, re.MULTILINE), title
     assert "| waiting |" not in page

@@ -49,6 +49,8 @@ Iris.services.update(
     tracing="iris.tracing.recorder:Tracing",
     all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",
     matmul_reduce_state="iris.ops._matmul_reduce_call:State",
+    functional_passage="iris.functional._handles:Passage",
+    matmul_all_gather_state="iris.ops._matmul_all_gather:State",
 )
 
 

@@ -57,6 +57,7 @@ def test_combinations_of_dtypes(target):
                 right = (
                     (a == b and a in FLOATS and out in FLOATS)
                     or (a == b == torch.int8 and out == torch.int32)
+                    or a == b == out == torch.float64
                     or (a in able and b in able and out in FLOATS)
                 )
                 if right:
@@ -65,7 +66,7 @@ def test_combinations_of_dtypes(target):
                     continue
                 with pytest.raises((ArgumentError, UnsupportedError)):
                     arguments.check_dtypes(target, of(a), of(b), of(out))
-    assert passed == 9 + 1 + 3 * len(able) ** 2
+    assert passed == 9 + 1 + 1 + 3 * len(able) ** 2
 
 
 def test_messages_of_dtypes():
@@ -79,8 +80,10 @@ def test_messages_of_dtypes():
     assert text == "A and B must have one dtype, or both an fp8 dtype; got torch.float16 and torch.float32"
     text = message(H200, torch.int8, torch.int8, single)
     assert text == "out must be int32 for inputs of torch.int8, got torch.float32"
-    text = message(H200, torch.float64, torch.float64, torch.float64)
-    assert text == "A and B may be float32, float16, bfloat16, int8 or fp8; got torch.float64"
+    text = message(H200, torch.float64, torch.float64, single)
+    assert text == "out must be float64 for inputs of torch.float64, got torch.float32"
+    text = message(H200, torch.int16, torch.int16, torch.int16)
+    assert text == "A and B may be float64, float32, float16, bfloat16, int8 or fp8; got torch.int16"
     text = message(MI300X, *FP8_GFX942[:1], FP8_NVIDIA[0], half, UnsupportedError)
     assert text == "B is float8_e4m3fn, which gfx942 does not multiply; it does: float8_e4m3fnuz, float8_e5m2fnuz"
     bare = SimpleNamespace(arch="sm_75", fp8=())
@@ -91,9 +94,9 @@ M, N = 6, 10
 
 
 @pytest.mark.parametrize("shape", [(N,), (M, N), (1, N), (M, 1), (1, 1)])
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.float64], ids=str)
 def test_biases(ctx, shape, dtype):
-    out_dtype = torch.int32 if dtype == torch.int32 else torch.float16
+    out_dtype = torch.float16 if dtype in FLOATS else dtype
     arguments.check_bias(ctx, torch.empty(shape, dtype=dtype), M, N, out_dtype)
 
 

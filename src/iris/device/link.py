@@ -78,8 +78,18 @@ def charge(nbytes, me, peer, link_context):
 
 
 @triton.jit
+def charge_write(nbytes, me, peer, link_context):
+    """As :func:`charge`, for bytes that go to ``peer`` over the caller's outgoing link."""
+    tick = tl.full((), 0, tl.int64)
+    if LINK_PACED:
+        if me != peer:
+            tick = _take(nbytes, peer, link_context, _OUTGOING)
+    return tick
+
+
+@triton.jit
 def carried(tick):
-    """Wait until the clock has reached what :func:`charge` returned."""
+    """Wait until the clock has reached what :func:`charge` or :func:`charge_write` returned."""
     if LINK_PACED:
         while _asm.ticks() < tick:
             pass
@@ -96,8 +106,7 @@ def pace_read(pointer, me, peer, link_context):
 def pace_write(pointer, me, peer, link_context):
     """Wait for the caller's outgoing link to have carried the block at ``pointer`` to ``peer``."""
     if LINK_PACED:
-        if me != peer:
-            carried(_take(_bytes(pointer), peer, link_context, _OUTGOING))
+        carried(charge_write(_bytes(pointer), me, peer, link_context))
 
 
 @triton.jit(do_not_specialize=["nanoseconds", "peers"])

@@ -14,6 +14,7 @@ from iris.errors import ArgumentError
 from iris.ops.all_gather_matmul import all_gather_matmul, all_gather_matmul_preamble
 from iris.ops.all_gather_matmul_hbm_buffer import all_gather_matmul_hbm_buffer, all_gather_matmul_hbm_buffer_preamble
 from iris.ops.config import FusedConfig
+from iris.ops.matmul_all_gather import matmul_all_gather, matmul_all_gather_preamble
 from iris.ops.matmul_all_reduce import matmul_all_reduce, matmul_all_reduce_preamble
 from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter, matmul_reduce_scatter_preamble
 from iris.ops.workspace import FusedWorkspace
@@ -33,13 +34,15 @@ __all__ = [
     "all_gather_matmul_hbm_buffer",
     "all_gather_matmul_hbm_buffer_preamble",
     "all_gather_matmul_preamble",
+    "matmul_all_gather",
+    "matmul_all_gather_preamble",
     "matmul_all_reduce",
     "matmul_all_reduce_preamble",
     "matmul_reduce_scatter",
     "matmul_reduce_scatter_preamble",
 ]
 
-_OPERATIONS = ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter")
+_OPERATIONS = ("all_gather_matmul", "matmul_all_gather", "matmul_all_reduce", "matmul_reduce_scatter")
 
 
 class OpsNamespace:
@@ -77,6 +80,40 @@ class OpsNamespace:
             workspace,
             algorithm=algorithm,
             gather_dim=gather_dim,
+            group=group,
+            activation=activation,
+            scale_a=scale_a,
+            scale_b=scale_b,
+        )
+
+    def matmul_all_gather(
+        self,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        async_op: bool = False,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        *,
+        algorithm: str | None = None,
+        group: Any = None,
+        activation: str = "none",
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+    ) -> FusedWorkspace:
+        """The rows of ``act(scales * A @ B + bias)`` of all ranks, on every rank; see
+        :func:`iris.ops.matmul_all_gather.matmul_all_gather`."""
+        return matmul_all_gather(
+            self._ctx,
+            output,
+            A,
+            B,
+            bias,
+            async_op,
+            config,
+            workspace,
+            algorithm=algorithm,
             group=group,
             activation=activation,
             scale_a=scale_a,

@@ -100,8 +100,10 @@ def check_dtypes(target: Target, a: torch.Tensor, b: torch.Tensor, out: torch.Te
         possible = FLOATS
     elif a.dtype == torch.int8:
         possible = (torch.int32,)
+    elif a.dtype == torch.float64:
+        possible = (torch.float64,)
     else:
-        raise ArgumentError(f"A and B may be float32, float16, bfloat16, int8 or fp8; got {a.dtype}")
+        raise ArgumentError(f"A and B may be float64, float32, float16, bfloat16, int8 or fp8; got {a.dtype}")
     if out.dtype not in possible:
         names = ", ".join(str(d).removeprefix("torch.") for d in possible)
         raise ArgumentError(f"out must be {names} for inputs of {a.dtype}, got {out.dtype}")
@@ -116,8 +118,10 @@ def check_bias(ctx: Iris, bias: torch.Tensor | None, M: int, N: int, out_dtype: 
     check_device(ctx, "bias", bias)
     if out_dtype == torch.int32 and bias.dtype != torch.int32:
         raise ArgumentError(f"bias must be int32 for an int32 output, got {bias.dtype}")
-    if out_dtype != torch.int32 and bias.dtype not in FLOATS:
-        raise ArgumentError(f"bias must be float32, float16 or bfloat16 for an output of {out_dtype}, got {bias.dtype}")
+    floats = (torch.float64, *FLOATS) if out_dtype == torch.float64 else FLOATS
+    if out_dtype != torch.int32 and bias.dtype not in floats:
+        *names, last = (str(d).removeprefix("torch.") for d in floats)
+        raise ArgumentError(f"bias must be {', '.join(names)} or {last} for an output of {out_dtype}, got {bias.dtype}")
     if bias.dim() == 1:
         if bias.shape[0] != N:
             remedy = "; to add one value to each row pass bias[:, None]" if bias.shape[0] == M else ""

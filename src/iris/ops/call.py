@@ -165,7 +165,9 @@ def issue_in_order(
 
 
 def float32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` in float32."""
+    """``a @ b`` in float32; of float64 in float64."""
+    if a.dtype == torch.float64:
+        return torch.matmul(a, b)
     if a.is_cuda and a.dtype in (torch.float16, torch.bfloat16):
         return torch.mm(a, b, out_dtype=torch.float32)
     return torch.matmul(a.to(torch.float32), b.to(torch.float32))

@@ -42,6 +42,9 @@ def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConf
         ArgumentError: the caller named an unknown algorithm, or a configuration that does not fit the machine.
         UnsupportedError: the caller named an algorithm that cannot do it.
     """
+    wide = float64_plan(_OPERATION, ALGORITHMS, problem, algorithm, config, torch_refuses)
+    if wide is not None:
+        return wide
     if algorithm is not None or config is not None:
         return _as_asked(ctx, problem, algorithm, config, torch_refuses)
     target = ctx.target
@@ -69,6 +72,29 @@ def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConf
         return _plan("torch", None, "fallback", reason, problem)
     config = staged(ctx, problem, entry.algorithm)
     return _plan(entry.algorithm, config, "exact" if entry.measured else "heuristic", reason, problem)
+
+
+def float64_plan(
+    operation: str,
+    algorithms: tuple[str, ...],
+    problem: Problem,
+    algorithm: str | None,
+    config: FusedConfig | None,
+    torch_refuses: str,
+) -> Plan | None:
+    """The plan of a product in float64, which PyTorch's operations alone compute; None where that is not the question.
+
+    Raises:
+        UnsupportedError: the caller named a kernel, or PyTorch cannot do it.
+    """
+    if problem.a_dtype != torch.float64 or algorithm == "torch" or algorithm not in (None, *algorithms):
+        return None
+    reason = "the library's kernels add in 32 bits, so float64 is for algorithm 'torch'"
+    if algorithm is not None or config is not None:
+        raise UnsupportedError(f"{operation}: {reason}")
+    if torch_refuses:
+        raise UnsupportedError(f"{operation}: {reason}, which cannot do this: {torch_refuses}")
+    return Plan(operation, "torch", None, "fallback", reason, str(problem))
 
 
 def fitted(target: Target, problem: Problem) -> FusedConfig:

@@ -66,6 +66,27 @@ def matmul_reduce_scatter(a: Sequence[torch.Tensor], *args: Any, **kwargs: Any) 
     return [whole[rank * chunk : (rank + 1) * chunk] for rank in range(len(a))]
 
 
+def matmul_all_gather(
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
+    bias: Sequence[torch.Tensor] | None = None,
+    activation: str = "none",
+    scale_a: Sequence[torch.Tensor] | None = None,
+    scale_b: Sequence[torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Every rank's ``act(scale_a * scale_b * a @ b + bias)``, one below the other, in float64.
+
+    Args:
+        a, b, bias, scale_a, scale_b: every rank's, in rank order; None for no bias and no scales.
+        activation: none, relu, gelu or silu.
+    """
+    rows = []
+    for rank, (x, y) in enumerate(zip(a, b, strict=True)):
+        own = [None if of is None else of[rank] for of in (bias, scale_a, scale_b)]
+        rows.append(_epilogue(x.to(torch.float64) @ y.to(torch.float64), own[0], activation, own[1], own[2]))
+    return torch.cat(rows)
+
+
 def all_reduce(inputs: Sequence[torch.Tensor], op: str = "SUM") -> torch.Tensor:
     """All ranks' inputs combined in rank order, in float64 or int64; averages in float64.
 

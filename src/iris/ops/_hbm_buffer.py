@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +11,7 @@ from iris.device import link
 from iris.errors import CaptureError, UnsupportedError
 from iris.ops._hbm_buffer_kernel import arrived_kernel, bring_kernel, carried_kernel, hbm_buffer_kernel, inputs_kernel
 from iris.ops.config import HbmBufferConfig
+from iris.ops.division import EXCHANGE, divided, tile_time
 from iris.ops.operands import describe_a, describe_b, takes_descriptors
 from iris.runtime import launch
 from iris.runtime.links import incoming_rate, link_of
@@ -29,13 +27,9 @@ _COPIES = launch.kernel_id("all_gather_matmul/copy_engine")
 _AHEAD = 32
 # All of a part's K at once: what copies bring.
 _WHOLE = 1 << 24
-_MOST_SPLITS = 8
-_LEAST_BLOCKS = 8  # of K in a piece of a divided tile: fewer do not pay for the exchange of sums
-_LEAVE, _ADD = 0.06, 0.06  # what leaving a sum and adding one take, of the time for a tile
-# Bytes a second that a program fetches, and 1-byte operations a second that it multiplies: measured on an H200.
+# Bytes a second that a program fetches: measured on an H200.
 _FETCHER_RATE = 30e9
 _UNDER_WAY = 32 << 10  # bytes that a fetcher reads at once; with those that it writes they take half its registers
-_PROGRAM_FLOPS = 12e12
 _ALIGNMENT = 16  # bytes; of rows of the staging buffer, for tensor descriptors
 
 
@@ -110,12 +104,13 @@ def schedule(ctx: Iris, problem: Problem, config: HbmBufferConfig, a: torch.Tens
     pieces = tiles_m * groups * parts
     fetchers = 0 if copied or not pieces else min(config.num_fetch_sms, programs, pieces)
     first = 0 if copied or not pieces else min(config.first_stage_fetch_sms, programs, pieces)
-    whole, splits = _divided(
+    whole, splits = divided(
         tiles,
         programs,
         blocks * (problem.world_size if problem.gather_dim == 1 else 1),
-        fetchers if fetchers < programs else 0,
-        _fetch_time(ctx, problem, config, fetchers, a.numel() * a.element_size() * parts),
+        exchange=EXCHANGE,
+        fetchers=fetchers if fetchers < programs else 0,
+        busy=_fetch_time(ctx, problem, config, fetchers, a.numel() * a.element_size() * parts),
     )
     work = whole + (tiles - whole) * splits
 
@@ -272,55 +267,12 @@ def _bring(ctx: Iris, mine: torch.Tensor, target: torch.Tensor, peer: int, flag:
         launch.start(ctx, arrived_kernel, (1,), flag, num_warps=1)
 
 
-def _divided(tiles: int, programs: int, blocks: int, fetchers: int, busy: float) -> tuple[int, int]:
-    """How many tiles stay whole, and into how many pieces each of the others is divided.
-
-    Dividing the last tiles along K, as stream-K does (Osama et al., 2023), keeps all programs at work to the end. The
-    choice is the one of the least makespan when programs take work as they become free.
-
-    Args:
-        tiles: tiles of the output. programs: programs. blocks: blocks of K that a tile goes through.
-        fetchers: programs that come to multiply later than the others, after ``busy`` times what a tile takes.
-    """
-    most = min(_MOST_SPLITS, blocks // _LEAST_BLOCKS)
-    if tiles % programs == 0 and not fetchers:
-        return tiles, 1
-    best, chosen = math.inf, (tiles, 1)
-    behind = tiles % programs
-    for further in {0, fetchers, 2 * fetchers, programs // 3, programs // 2} if fetchers else {0}:
-        whole = max(0, tiles - behind - further)
-        for splits in range(1, most + 1):
-            # What the fetchers take is an estimate, so the choice has to do for more and for less.
-            took = sum(
-                _makespan(programs, fetchers, busy * factor, whole, tiles - whole, splits) for factor in (0.7, 1.0, 1.4)
-            )
-            if took < best:
-                best, chosen = took, (whole, splits) if splits > 1 else (tiles, 1)
-    return chosen
-
-
-def _makespan(programs: int, fetchers: int, busy: float, whole: int, divided: int, splits: int) -> float:
-    """When the last program ends, in times that a tile takes."""
-    # Whole rounds of whole tiles change nothing but the start, so only the last few are gone through.
-    rounds = max(0, whole // programs - 1 - math.ceil(busy))
-    free = [0.0] * (programs - fetchers) + [busy] * fetchers
-    left = whole - rounds * programs
-    pieces = [1 / splits + _LEAVE] * (splits - 1) + [1 / splits + _ADD * (splits - 1)]
-    end = 0.0
-    for length in itertools.chain(itertools.repeat(1.0, left), *itertools.repeat(pieces, divided)):
-        # The heap holds when each program becomes free.
-        end = max(end, free[0] + length)
-        heapq.heapreplace(free, free[0] + length)
-    return rounds + end
-
-
 def _fetch_time(ctx: Iris, problem: Problem, config: HbmBufferConfig, fetchers: int, nbytes: int) -> float:
     """How long the fetchers need for so many bytes, in times that a tile takes; an estimate."""
     if not fetchers:
         return 0.0
     rate = min(fetchers * _FETCHER_RATE, incoming_rate(ctx, problem.world_size - 1))
-    flops = 2 * config.block_size_m * config.block_size_n * problem.K
-    return nbytes / rate / (flops * problem.a_dtype.itemsize / _PROGRAM_FLOPS)
+    return nbytes / rate / tile_time(config, problem.K, problem.a_dtype.itemsize)
 
 
 def _fetch_columns(config: HbmBufferConfig, itemsize: int) -> int:

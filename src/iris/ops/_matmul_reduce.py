@@ -93,6 +93,7 @@ def _run_kernel(ctx, call: Call, workspace, out, a, b, bias, scales, members: Gr
     problem, config, s = call.problem, call.plan.config, call.schedule
     assert s is not None
     memory = workspace.partials.get(s.nbytes, s.flags)
+    sums, summed = memory.sums(s.sums, s.summed, torch.int32 if a.dtype == torch.int8 else torch.float32)
     workspace.aux_buffer = memory.buffer
     wide = bias.expand(problem.M, problem.N)[call.first :] if bias is not None else out
     scale_a, scale_b = scales if problem.scaled else (out, out)
@@ -107,7 +108,7 @@ def _run_kernel(ctx, call: Call, workspace, out, a, b, bias, scales, members: Gr
         *descriptors, a, b, wide, scale_a, scale_b, out, memory.buffer[: s.nbytes].view(out.dtype),
         problem.M, problem.N, problem.K, call.chunk,
         *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
-        memory.arrived, memory.queue, s.reducers,
+        memory.arrived, sums, summed, memory.queue, s.ahead, s.whole, s.splits,
         memory.locks, memory.counters, ctx.group_members(members), members.index, ctx.get_device_context(),
         WORLD=members.size,
         # A block has at least two elements.
@@ -116,7 +117,6 @@ def _run_kernel(ctx, call: Call, workspace, out, a, b, bias, scales, members: Gr
         BLOCK_M=config.block_size_m,
         BLOCK_N=config.block_size_n,
         BLOCK_K=config.block_size_k,
-        REDUCE_M=s.reduce_rows,
         GROUP_M=config.group_size_m,
         DESCRIPTORS=s.descriptors,
         B_TRANSPOSED=b.stride(1) != 1,
@@ -163,7 +163,7 @@ def _run_torch(call: Call, out, a, b, bias, asked: Asked) -> None:
             out.copy_(total)
         return
     # In float32, so that what follows the sum is rounded once, at the end.
-    total = total.to(torch.float32)
+    total = total.to(torch.promote_types(total.dtype, torch.float32))
     if problem.scaled:
         total *= (asked.scales[0] * asked.scales[1]).reshape(())
     if bias is not None:

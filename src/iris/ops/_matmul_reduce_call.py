@@ -12,8 +12,9 @@ from iris.ops import arguments
 from iris.ops._matmul_reduce_kernel import ONE_SHOT, SCATTER, TWO_SHOT
 from iris.ops.arguments import Problem
 from iris.ops.call import FusedCall, given_facts, place_facts, tensor_facts, torch_refuses
-from iris.ops.choice import check_fits, fitted
+from iris.ops.choice import check_fits, fitted, float64_plan
 from iris.ops.config import FusedConfig, HbmBufferConfig
+from iris.ops.division import divided, exchange_time
 from iris.ops.operands import takes_descriptors
 from iris.ops.partials import Partials
 from iris.ops.workspace import FusedWorkspace
@@ -29,9 +30,9 @@ ALGORITHMS = {REDUCE_SCATTER: ("torch", "fused"), ALL_REDUCE: ("torch", "two_sho
 _VARIANTS = {"fused": SCATTER.value, "two_shot": TWO_SHOT.value, "one_shot": ONE_SHOT.value}
 _NOT_WRITTEN = ("atomic", "spinlock", "ring")
 _INPUTS = ("A", "B", "bias", "scale_a", "scale_b")
-# Bytes of partial products and their 32-bit sums that a warp has at once: five eighths of its registers.
-_WARP_BYTES = 20 << 10
-_REDUCERS = 8  # one program of so many adds up while the others multiply
+# Rounds of all programs that multiply tiles of other ranks before the first own ones: an all-reduce has to write the
+# sums on every rank, too, and early ones are written meanwhile.
+_ROUNDS_AHEAD = 1.5
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,23 @@ class Schedule:
     """The numbers of one call of the kernel, from its problem and configuration alone.
 
     Attributes:
-        variant: the kernel's. grid: number of programs; ``reducers`` of them add up what has come meanwhile.
-        reduce_rows: rows of a tile that are added at once.
-        nbytes, flags: sizes of the partial products of a rank, and of their flags.
+        variant: the kernel's. grid: number of programs.
+        ahead: how many tiles of every other rank are multiplied before the first own one.
+        whole: tiles in one piece. splits: pieces along K of each of the others.
+        nbytes, flags: sizes of the partial products that come to a rank, and of their flags.
+        sums, summed: sizes of the sums of divided tiles (elements), and of their flags.
         descriptors: whether operands come by tensor descriptors.
     """
 
     variant: int
     grid: int
-    reducers: int
-    reduce_rows: int
+    ahead: int
+    whole: int
+    splits: int
     nbytes: int
     flags: int
+    sums: int
+    summed: int
     descriptors: bool
 
 
@@ -239,6 +245,10 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
     if algorithm is not None and algorithm not in ALGORITHMS[operation]:
         raise ArgumentError(f"algorithm {algorithm!r} is not known for {operation}; possible: {possible}")
 
+    wide = float64_plan(operation, ALGORITHMS[operation], problem, algorithm, config, refusal)
+    if wide is not None:
+        return wide
+
     def plan(taken: str, source: str, why: str) -> Plan:
         if taken == "torch":
             return Plan(operation, taken, None, source, why, str(problem))
@@ -273,20 +283,29 @@ def _schedule(
 ) -> Schedule:
     config, world = plan.config, problem.world_size
     m, n = config.block_size_m, config.block_size_n
-    slots = _ceil(chunk, m) * _ceil(problem.N, n) * (world if plan.operation == REDUCE_SCATTER else 1)
-    itemsize = problem.out_dtype.itemsize
-    reduce_rows = m
-    while reduce_rows > 1 and reduce_rows * n * (world * itemsize + 4) > _WARP_BYTES * config.num_warps:
-        reduce_rows //= 2
-    grid = min(slots, config.num_sms or ctx.get_cu_count())
+    variant, programs = _VARIANTS[plan.algorithm], config.num_sms or ctx.get_cu_count()
+    tiles = _ceil(chunk, m) * _ceil(problem.N, n)
+    # A rank owns, that is, adds up, so many tiles; and multiplies so many.
+    owned = _ceil(tiles, world) if variant == TWO_SHOT.value else tiles
+    positions = tiles if variant == ONE_SHOT.value else owned * world
+    ahead = owned
+    if variant == TWO_SHOT.value:
+        ahead = min(owned, _ceil(round(_ROUNDS_AHEAD * programs), max(1, world - 1)))
+    depth, itemsize = problem.K, problem.a_dtype.itemsize
+    exchange = exchange_time(config, depth, itemsize) if depth else 0.0
+    whole, splits = divided(positions, programs, _ceil(depth, config.block_size_k), exchange)
+    split = positions - whole
     return Schedule(
-        variant=_VARIANTS[plan.algorithm],
-        grid=grid,
-        reducers=max(1, grid // _REDUCERS),
-        # Narrower pieces are not worth their addresses.
-        reduce_rows=min(m, max(8, reduce_rows)),
-        nbytes=slots * m * n * itemsize,
-        flags=slots * world,
+        variant=variant,
+        grid=min(programs, whole + split * splits),
+        ahead=ahead,
+        whole=whole,
+        splits=splits,
+        nbytes=max(1, world - 1) * owned * m * n * problem.out_dtype.itemsize,
+        flags=max(1, world - 1) * owned,
+        # At least one of each: empty tensors have no address.
+        sums=max(1, split * (splits - 1) * m * n),
+        summed=max(1, split * (splits - 1)),
         # Without matrix units operands come from shared memory element by element, and what a descriptor has brought
         # lies there as matrix units want it: kilobytes of registers are spilled.
         descriptors=takes_descriptors(ctx.target, a, b) and (a.dtype != torch.float32 or precision == "tf32"),

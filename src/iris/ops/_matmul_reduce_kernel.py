@@ -9,42 +9,45 @@ import triton.language as tl
 from iris._events import Event
 from iris.device import link, numeric, signal, tracing
 from iris.device.address import element_bytes, translate
-from iris.x.epilogue import write_tile
+from iris.x.epilogue import finished_tile
 from iris.x.gemm import multiply_blocks
-from iris.x.schedule import grouped_tile, rotated_rank
-from iris.x.turn import begin_turn, end_turn
+from iris.x.schedule import divided_tile, grouped_tile, rotated_rank
+from iris.x.turn import end_turn
 
 # Words of ``queue``, int32 in ordinary memory.
-ROLES = tl.constexpr(0)  # programs that have started
-TILES = tl.constexpr(1)  # tiles that a program has taken to multiply
-SUMS = tl.constexpr(2)  # tiles that a program has taken to add up
-EPOCH = tl.constexpr(3)  # calls before this one
-QUEUE_WORDS = 4
+TILES = tl.constexpr(0)  # pieces of work that a program has taken
+EPOCH = tl.constexpr(1)  # calls before this one
+QUEUE_WORDS = 2
 
 SCATTER, TWO_SHOT, ONE_SHOT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 _COMPUTE = tl.constexpr(int(Event.COMPUTE))
 _REDUCE = tl.constexpr(int(Event.REDUCE))
+_STORE = tl.constexpr(int(Event.STORE))
 _WAIT = tl.constexpr(int(Event.WAIT))
 
 
 @triton.jit
-def owned_tile(position, tiles, index, WORLD: tl.constexpr, VARIANT: tl.constexpr):
-    """Owner, number among the owner's tiles, and slot of the ``position``-th tile that a rank multiplies.
+def owned_tile(position, owned, ahead, WORLD: tl.constexpr):
+    """How many ranks further on the owner of the ``position``-th tile is, and the tile's number among the owner's.
 
-    ``tiles`` are those of one owner (``SCATTER``) or of all (otherwise); a slot past the last one is no tile. Owners
-    take turns from the next rank on, so that each has something to add early; with ``ONE_SHOT`` every rank adds every
-    tile, in the order in which all multiply them.
+    Every rank owns ``owned`` tiles. Those of the others come ``ahead`` numbers before the own ones, so that peers have
+    sent their part of an own tile before it is multiplied; a number of the others is taken owner by owner, from the
+    next rank on. On no rank does a tile of another rank come later than the owner has it himself, for any ``ahead`` in
+    ``0..owned``.
     """
-    if VARIANT == ONE_SHOT:
-        return index, position, position
-    else:
-        number = position // WORLD
-        owner = rotated_rank(index, 1 + position - number * WORLD, WORLD)
-        if VARIANT == SCATTER:
-            return owner, number, owner * tiles + number
-        else:
-            return owner, number, number * WORLD + owner
+    others: tl.constexpr = WORLD - 1
+    lead = ahead * others
+    between = (owned - ahead) * WORLD
+    later = position - lead
+    last = later - between
+    turn = later % WORLD
+    # The first of the others' tiles; others' and own tiles in turn; the last of the own ones.
+    in_lead, in_last = later < 0, last >= 0
+    number = tl.where(turn < others, ahead + later // WORLD, later // WORLD)
+    number = tl.where(in_lead, position // max(others, 1), tl.where(in_last, owned - ahead + last, number))
+    distance = tl.where(in_lead, 1 + position % max(others, 1), tl.where(in_last, 0, (turn + 1) % WORLD))
+    return distance, number
 
 
 @triton.jit
@@ -61,7 +64,62 @@ def tile_place(
         return tile_m * BLOCK_M, M, tile_m * BLOCK_M, tile_n
 
 
-@triton.jit(do_not_specialize=["M", "index", "reducers"])
+@triton.jit
+def _whole_sum(acc, sums_ptr, count, place, SIZE: tl.constexpr):
+    """``acc`` plus what ``count`` other programs have multiplied for the same tile."""
+    for other in range(count):
+        acc += tl.load(sums_ptr + tl.cast(other, tl.int64) * SIZE + place)
+    return acc
+
+
+@triton.jit
+def _send(product, mine, place, distance, index, members, context, WORLD: tl.constexpr):
+    """Store a partial product in the owner's memory, in the place that is for this rank."""
+    rank = tl.load(members + index)
+    owner = tl.load(members + rotated_rank(index, distance, WORLD))
+    nbytes: tl.constexpr = product.numel * element_bytes(mine.dtype)
+    due = link.charge_write(nbytes, rank, owner, context + 2)
+    tl.store(translate(mine + place, rank, owner, context + 2), product)
+    return due
+
+
+@triton.jit
+def _add_and_write(
+    product, theirs, stride_part, place, rows, columns, mask, index, members, out_ptr, stride_om, stride_on, bias_ptr,
+    stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, context,
+    WORLD: tl.constexpr, VARIANT: tl.constexpr, ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Add the peers' partial products to the own one, and write what comes of it, with ``TWO_SHOT`` on every rank."""
+    total = tl.zeros(product.shape, dtype=ACCUMULATOR)
+    # In the order of the members, whoever adds: all ranks, and all algorithms, have the same bits.
+    for step in tl.static_range(WORLD):
+        if WORLD > 1:
+            part = (step + WORLD - 1 - index) % WORLD
+            there = place * 0 + part < WORLD - 1
+            value = tl.load(theirs + part * stride_part + place, mask=there, other=0)
+            total += tl.where(there, value, product).to(ACCUMULATOR)
+        else:
+            total += product.to(ACCUMULATOR)
+    value = finished_tile(
+        total, rows, columns, mask, bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
+        HAS_BIAS, HAS_SCALES, ACTIVATION, out_ptr.dtype.element_ty,
+    )  # fmt: skip
+    to = out_ptr + rows.to(tl.int64)[:, None] * stride_om + columns.to(tl.int64)[None, :] * stride_on
+    tl.store(to, value, mask=mask)
+    due = tl.full((), 0, tl.int64)
+    if VARIANT == TWO_SHOT:
+        rank = tl.load(members + index)
+        nbytes: tl.constexpr = product.numel * element_bytes(out_ptr.dtype)
+        for step in range(1, WORLD):
+            # The peer's partial product has come, so its kernel runs and its output may be overwritten.
+            peer = tl.load(members + rotated_rank(index, step, WORLD))
+            due = tl.maximum(due, link.charge_write(nbytes, rank, peer, context + 2))
+            tl.store(translate(to, rank, peer, context + 2), value, mask=mask)
+    return due
+
+
+@triton.jit(do_not_specialize=["M", "index", "ahead", "whole", "splits"])
 def matmul_reduce_kernel(
     a_desc,
     b_desc,
@@ -85,8 +143,12 @@ def matmul_reduce_kernel(
     stride_om,
     stride_on,
     arrived,
+    sums_ptr,
+    summed,
     queue,
-    reducers,
+    ahead,
+    whole,
+    splits,
     flags,
     counters,
     members,
@@ -98,7 +160,6 @@ def matmul_reduce_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    REDUCE_M: tl.constexpr,
     GROUP_M: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
@@ -111,11 +172,13 @@ def matmul_reduce_kernel(
 ):
     """``out = act(sum over ranks of A @ B + bias)``, or the rows of it that the rank owns (``SCATTER``).
 
-    ``chunk`` are the rows of an owner with ``SCATTER``. Tile ``slot`` of the own product lies in ``partial_ptr``, on
-    the heap, BLOCK_M x BLOCK_N elements in a row; ``arrived`` has, on the heap, a flag for each member and slot: how
-    often the two ranks have met when the member's tile may be read (for the own tiles: calls).
+    ``chunk`` are the rows of an owner with ``SCATTER``. ``partial_ptr`` on the heap has, for each peer from the next
+    rank on and each tile that this rank adds up, the peer's product, BLOCK_M x BLOCK_N elements in a row; ``arrived``
+    has a flag for each: how often the two ranks have met when it is there.
+
+    The tiles from the ``whole``-th on are divided along K into ``splits`` pieces. All but the last leave their sums in
+    ``sums_ptr`` (of the accumulator's type) and the number of the call in ``summed``; the last adds them.
     """
-    begin_turn(flags, counters, members, index, context, WORLD)
     rank = tl.load(members + index)
     epoch = tl.load(queue + EPOCH) + 1
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -123,116 +186,137 @@ def matmul_reduce_kernel(
     if VARIANT == SCATTER:
         tiles_m = tl.cdiv(chunk, BLOCK_M)
     tiles = tiles_m * tiles_n
-    slots, positions, sums = tiles, tiles, tiles
+    owned, positions = tiles, tiles
     if VARIANT == SCATTER:
-        slots = tiles * WORLD
-        positions = slots
+        positions = tiles * WORLD
     if VARIANT == TWO_SHOT:
-        positions = tl.cdiv(tiles, WORLD) * WORLD
-        sums = (tiles + WORLD - 1 - index) // WORLD
+        owned = tl.cdiv(tiles, WORLD)
+        positions = owned * WORLD
     size: tl.constexpr = BLOCK_M * BLOCK_N
-    nbytes: tl.constexpr = REDUCE_M * BLOCK_N * element_bytes(partial_ptr.dtype)
+    blocks = tl.cdiv(K, BLOCK_K)
+    kind: tl.constexpr = numeric.accumulator_dtype(a_ptr.dtype.element_ty)
+    partial_kind: tl.constexpr = partial_ptr.dtype.element_ty
     lanes = tl.arange(0, LANES)
-    there = lanes < WORLD
-    everyone = tl.load(members + lanes, mask=there, other=0)
-    meeting = tl.load(counters + everyone, mask=there & (lanes != index), other=0) + 1
-    meeting = tl.where(lanes == index, epoch, meeting)
+    peers = tl.load(members + (index + 1 + lanes) % WORLD)
+    # How often this rank and each peer have met when this call is over.
+    meetings = tl.load(counters + peers) + 1
+    in_row = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N
 
-    # Some programs add up what has come after their first tile, the others when all is multiplied. Program 0 multiplies
-    # until nothing is left, so every tile that is waited for is multiplied, however few programs run at once.
-    role = tl.atomic_add(queue + ROLES, 1, sem="relaxed", scope="gpu")
-    for phase in range(2):
-        left = positions
-        if (phase == 0) & (role > 0) & (role <= reducers):
-            left = 1
-        position = positions
-        if left > 0:
-            position = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
-        while position < positions:
-            owner, number, slot = owned_tile(position, tiles, index, WORLD, VARIANT)
-            if slot < slots:
-                first_row, row_end, _, tile_n = tile_place(
-                    owner, number, slot, M, tiles_m, tiles_n, chunk, BLOCK_M, GROUP_M, VARIANT
-                )
-                if TRACING:
-                    span = tracing.start(context, _COMPUTE, tl.load(members + owner), slot, number)
-                rows = first_row + tl.arange(0, BLOCK_M)
-                columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-                acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=numeric.accumulator_dtype(a_ptr.dtype.element_ty))
-                acc = multiply_blocks(
-                    acc, a_desc, a_ptr, first_row, rows.to(tl.int64) * stride_am, rows < row_end, 0, 0, stride_ak,
-                    b_desc, b_ptr, tile_n * BLOCK_N, columns.to(tl.int64) * stride_bn, columns < N, stride_bk,
-                    0, tl.cdiv(K, BLOCK_K), K, 0, 0, rank, rank, context + 2,
-                    1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, 1, B_TRANSPOSED, DESCRIPTORS, PRECISION,
-                )  # fmt: skip
-                place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-                mine = partial_ptr + tl.cast(slot, tl.int64) * size
-                tl.store(mine + place, numeric.narrow(acc, partial_ptr.dtype.element_ty))
-                flag = arrived + index * slots + slot
-                readers = there
-                if VARIANT != ONE_SHOT:
-                    readers = lanes == owner
-                signal.notify_all(flag + 0 * lanes, meeting, readers, rank, everyone, context + 2)
-                if TRACING:
-                    tracing.end(context, span)
-            left -= 1
-            position = positions
-            if left > 0:
-                position = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
-
-        number = tl.atomic_add(queue + SUMS, 1, sem="relaxed", scope="gpu")
-        while number < sums:
+    items = whole + (positions - whole) * splits
+    item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+    while item < items:
+        position, piece, pieces = divided_tile(item, whole, splits)
+        distance, number = tl.full((), 0, tl.int32), position
+        if VARIANT != ONE_SHOT:
+            distance, number = owned_tile(position, owned, ahead, WORLD)
+        owner = rotated_rank(index, distance, WORLD)
+        slot = number * WORLD + owner
+        if VARIANT == ONE_SHOT:
             slot = number
-            if VARIANT == SCATTER:
-                slot = index * tiles + number
-            if VARIANT == TWO_SHOT:
-                slot = number * WORLD + index
-            _, row_end, out_row, tile_n = tile_place(
-                index, number, slot, M, tiles_m, tiles_n, chunk, BLOCK_M, GROUP_M, VARIANT
-            )
-            if VARIANT == SCATTER:
-                row_end -= index * chunk
+        first_row, row_end, out_row, tile_n = tile_place(
+            owner, number, tl.minimum(slot, tiles - 1), M, tiles_m, tiles_n, chunk, BLOCK_M, GROUP_M, VARIANT
+        )
+        there = first_row < row_end
+        if VARIANT == TWO_SHOT:
+            there = slot < tiles
+        if there:
             if TRACING:
-                pause = tracing.start(context, _WAIT, -1, slot, number)
-            waits = arrived + tl.where(there, lanes, index) * slots + slot
-            signal.wait_all(waits, tl.where(there, meeting, epoch), context, tl.where(there, everyone, rank), KERNEL)
-            if TRACING:
-                tracing.end(context, pause)
-                span = tracing.start(context, _REDUCE, -1, slot, number)
+                span = tracing.start(context, _COMPUTE, tl.load(members + owner), number, piece)
             columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-            for first in range(0, BLOCK_M, REDUCE_M):
-                place = (first + tl.arange(0, REDUCE_M))[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-                tile = partial_ptr + tl.cast(slot, tl.int64) * size + place
-                total = tl.zeros((REDUCE_M, BLOCK_N), dtype=numeric.accumulator_dtype(a_ptr.dtype.element_ty))
-                due = tl.full((), 0, tl.int64)
-                # In the order of the members, whoever adds: all ranks have the same bits.
-                for step in tl.static_range(WORLD):
-                    peer = tl.load(members + step)
-                    due = tl.maximum(due, link.charge(nbytes, rank, peer, context + 2))
-                    total += tl.load(translate(tile, rank, peer, context + 2)).to(total.dtype)
-                link.carried(due)
-                rows = out_row + first + tl.arange(0, REDUCE_M)
-                mask = (rows < row_end)[:, None] & (columns < N)[None, :]
-                if VARIANT == TWO_SHOT:
-                    for step in range(WORLD):
-                        # The peer's tile has come, so its kernel runs and its output may be overwritten.
-                        peer = tl.load(members + rotated_rank(index, step, WORLD))
-                        out = translate(out_ptr, rank, peer, context + 2)
-                        write_tile(
-                            total, out, rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
-                            scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
-                        )  # fmt: skip
-                else:
-                    write_tile(
-                        total, out_ptr, rows, columns, mask, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
-                        scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
-                    )  # fmt: skip
+            rows = first_row + tl.arange(0, BLOCK_M)
+            # The last piece is longer: it ends when the others have left their sums.
+            first = blocks * piece * 15 // (pieces * 16)
+            last = blocks * (piece + 1) * 15 // (pieces * 16)
+            if piece == pieces - 1:
+                last = blocks
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=kind)
+            acc = multiply_blocks(
+                acc, a_desc, a_ptr, first_row, rows.to(tl.int64) * stride_am, rows < row_end, 0, 0, stride_ak,
+                b_desc, b_ptr, tile_n * BLOCK_N, columns.to(tl.int64) * stride_bn, columns < N, stride_bk,
+                first, last, K, 0, 0, rank, rank, context + 2,
+                1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, 1, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+            )  # fmt: skip
             if TRACING:
                 tracing.end(context, span)
-            number = tl.atomic_add(queue + SUMS, 1, sem="relaxed", scope="gpu")
+            sums = (position - whole) * (splits - 1)
+            others = sums_ptr + tl.cast(sums, tl.int64) * size
+            # Sums, partial products and outputs go by halves of a wide tile, for which registers and shared memory have
+            # room beside the other half.
+            wide: tl.constexpr = BLOCK_N >= 256
+            half: tl.constexpr = BLOCK_N // 2 if BLOCK_N >= 256 else BLOCK_N
+            place = in_row + tl.arange(0, half)[None, :]
+            if piece < pieces - 1:
+                tl.store(others + tl.cast(piece, tl.int64) * size + in_row + tl.arange(0, BLOCK_N)[None, :], acc)
+                signal.publish(summed + sums + piece, epoch)
+            else:
+                # The other pieces were given out before this one, to programs that wait for nothing.
+                for other in range(pieces - 1):
+                    signal.wait(summed + sums + other, epoch, context, rank, KERNEL)
+                if wide:
+                    left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
+                    left = numeric.narrow(_whole_sum(left, others, pieces - 1, place, size), partial_kind)
+                    right = numeric.narrow(_whole_sum(right, others, pieces - 1, place + half, size), partial_kind)
+                else:
+                    left = numeric.narrow(_whole_sum(acc, others, pieces - 1, place, size), partial_kind)
+
+                if (WORLD > 1) & ((distance > 0) | (VARIANT == ONE_SHOT)):
+                    if TRACING:
+                        span = tracing.start(context, _STORE, tl.load(members + owner), number, piece)
+                    due = tl.full((), 0, tl.int64)
+                    nearest, farthest = distance, distance + 1
+                    if VARIANT == ONE_SHOT:
+                        nearest, farthest = distance + 1, distance + WORLD
+                    for to in range(nearest, farthest):
+                        mine = partial_ptr + tl.cast((WORLD - 1 - to) * owned + number, tl.int64) * size
+                        due = tl.maximum(due, _send(left, mine, place, to, index, members, context, WORLD))
+                        if wide:
+                            sent = _send(right, mine, place + half, to, index, members, context, WORLD)
+                            due = tl.maximum(due, sent)
+                    link.carried(due)
+                    readers = lanes < WORLD - 1
+                    if VARIANT != ONE_SHOT:
+                        readers = lanes + 1 == distance
+                    arrives = arrived + (WORLD - 2 - lanes) * owned + number
+                    signal.notify_all(tl.where(readers, arrives, arrived), meetings, readers, rank, peers, context + 2)
+                    if TRACING:
+                        tracing.end(context, span)
+
+                if distance == 0:
+                    if WORLD > 1:
+                        if TRACING:
+                            span = tracing.start(context, _WAIT, -1, slot, number)
+                        awaited = tl.minimum(lanes, WORLD - 2)
+                        peer = tl.load(members + (index + 1 + awaited) % WORLD)
+                        due = tl.load(counters + peer) + 1
+                        signal.wait_all(arrived + awaited * owned + number, due, context, peer, KERNEL)
+                        if TRACING:
+                            tracing.end(context, span)
+                    if TRACING:
+                        span = tracing.start(context, _REDUCE, -1, slot, number)
+                    theirs = partial_ptr + tl.cast(number, tl.int64) * size
+                    part = tl.cast(owned, tl.int64) * size
+                    out_rows = out_row + tl.arange(0, BLOCK_M)
+                    row_mask = (rows < row_end)[:, None]
+                    columns = tile_n * BLOCK_N + tl.arange(0, half)
+                    written = _add_and_write(
+                        left, theirs, part, place, out_rows, columns, row_mask & (columns < N)[None, :],
+                        index, members, out_ptr, stride_om, stride_on,
+                        bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, context,
+                        WORLD, VARIANT, kind, HAS_BIAS, HAS_SCALES, ACTIVATION,
+                    )  # fmt: skip
+                    if wide:
+                        columns += half
+                        written = tl.maximum(written, _add_and_write(
+                            right, theirs, part, place + half, out_rows, columns, row_mask & (columns < N)[None, :],
+                            index, members, out_ptr, stride_om, stride_on,
+                            bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, context,
+                            WORLD, VARIANT, kind, HAS_BIAS, HAS_SCALES, ACTIVATION,
+                        ))  # fmt: skip
+                    link.carried(written)
+                    if TRACING:
+                        tracing.end(context, span)
+        item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
 
     if end_turn(flags, counters, members, index, context, WORLD, KERNEL):
-        tl.store(queue + ROLES, 0)
         tl.store(queue + TILES, 0)
-        tl.store(queue + SUMS, 0)
         tl.store(queue + EPOCH, epoch)

@@ -17,7 +17,7 @@ _SITE = "partial products"
 
 
 class Partials:
-    """Room for a rank's partial products and their flags, which serves calls of one group that follow each other.
+    """Room for the partial products that come to a rank and their flags, for calls of one group that follow each other.
 
     Flags hold how often the ranks have met here. All members meet in every call, so the number is the same between any
     two, calls of all shapes are counted together, and nothing is cleared between calls: an older number, whatever it
@@ -25,8 +25,8 @@ class Partials:
 
     Attributes:
         fixed: whether it cannot grow, because growing is collective over the world and its calls are not.
-        buffer: uint8 on the heap, the own partial products.
-        arrived: int32 on the heap, a flag for each member and tile. locks, counters: those of :mod:`iris.x.turn`.
+        buffer: uint8 on the heap, partial products of the peers.
+        arrived: int32 on the heap, a flag for each of them. locks, counters: those of :mod:`iris.x.turn`.
         queue: int32 words of the kernel, in ordinary memory.
     """
 
@@ -40,6 +40,8 @@ class Partials:
         self.counters: torch.Tensor | None = None
         self.queue = torch.zeros(QUEUE_WORDS, dtype=torch.int32, device=ctx.get_device())
         self.sizes = (0, 0)
+        # Sums that programs leave for another of the same rank, of tiles divided along K, and a flag for each.
+        self._sums = self._summed = torch.zeros(0, dtype=torch.int32, device=ctx.get_device())
 
     def holds(self, nbytes: int, flags: int) -> bool:
         """Whether there is room for so many bytes of partial products and so many flags."""
@@ -59,12 +61,34 @@ class Partials:
             self._captured.append((self.buffer, self.arrived))
         return self
 
-    def _grow(self, nbytes: int, flags: int) -> None:
+    def sums(self, count: int, flags: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for so many sums of a 32-bit type, in ordinary memory, and for their flags. Local.
+
+        Raises:
+            CaptureError: it would have to grow while a graph is captured.
+        """
+        if self._sums.numel() < count or self._summed.numel() < flags:
+            self._refuse_capture(f"{4 * count} bytes of sums")
+            if self._sums.numel():
+                # Calls on other streams may still use what is given back.
+                self._ctx.synchronize()
+            count, flags = max(count, self._sums.numel()), max(flags, self._summed.numel())
+            self._sums = torch.empty(count, dtype=torch.int32, device=self._sums.device)
+            # The number of a call is above 0.
+            self._summed = torch.zeros(flags, dtype=torch.int32, device=self._sums.device)
+        if self._ctx.capturing():
+            self._captured.append((self._sums, self._summed))
+        return self._sums.view(dtype), self._summed
+
+    def _refuse_capture(self, wanted: str) -> None:
         if self._ctx.capturing():
             raise CaptureError(
-                f"the memory for partial products has to grow to {nbytes} bytes, which a graph cannot capture; make "
-                "the call once before the capture"
+                f"the memory for partial products has to grow to {wanted}, which a graph cannot capture; make the call "
+                "once before the capture"
             )
+
+    def _grow(self, nbytes: int, flags: int) -> None:
+        self._refuse_capture(f"{nbytes} bytes")
         # A kernel of this rank ends when the peers have read what it left here.
         self._ctx.synchronize()
         self.buffer = self.arrived = None

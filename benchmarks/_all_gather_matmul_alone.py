@@ -8,7 +8,6 @@ when rank 0 starts, so they take no compute unit.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,12 +26,23 @@ from _all_gather_matmul import (
     own_shard,
     product,
 )
-from _ways import AUTO, MATMUL, OWN_MATMUL, TORCH, TORCH_FUSED, Compared, Refused, Way, explained
+from _ways import (
+    AUTO,
+    MATMUL,
+    OWN_MATMUL,
+    TORCH,
+    TORCH_FUSED,
+    Refused,
+    Way,
+    explained,
+    idle,
+    link_of_rank,
+    whole_card,
+)
 
 from iris.device import signal
 from iris.ops import all_gather_matmul_preamble
 from iris.runtime import launch
-from iris.runtime.local import current_world
 from iris.x.schedule import rotated_rank
 from iris.x.turn import begin_turn, end_turn
 
@@ -113,9 +123,7 @@ class Alone:
 
     def _plain(self, ctx: Any, work: Operands, algorithm: str) -> Way | None:
         """A way without the library's kernels between ranks; None when it has them."""
-        gpu = getattr(current_world(), "gpu", None)
-        carry = None if gpu is None else gpu.carry
-        takes = ""
+        carry, takes = link_of_rank(), ""
         if algorithm == MATMUL:
             return matmul(work)
         if algorithm == OWN_MATMUL:
@@ -136,7 +144,7 @@ class Alone:
         if work is None:
             b = torch.empty((shape.K, _COLUMNS), dtype=shape.dtype, device=ctx.get_device())
             workspace = all_gather_matmul_preamble(ctx, self._a, b, algorithm="pull", gather_dim=shape.gather_dim)
-            return idle(_RESULTS, StandIn(ctx, workspace))
+            return idle(_RESULTS, StandIn(ctx, workspace).announce)
         options = self._options(algorithm)
         workspace = all_gather_matmul_preamble(ctx, work.a, work.b, output_dtype=shape.dtype, **options)
         way = product(work, lambda: ctx.ops.all_gather_matmul(work.out, work.a, work.b, workspace=workspace, **options))
@@ -146,19 +154,3 @@ class Alone:
 
     def _options(self, algorithm: str) -> dict[str, Any]:
         return {"algorithm": None if algorithm == AUTO else algorithm, "gather_dim": self._shape.gather_dim}
-
-
-def idle(results: int, stand_in: StandIn | None = None) -> Way:
-    """What a rank that does not work does in a call: nothing, with as many results as rank 0 has."""
-    shown = torch.arange(2)
-    prepare = (lambda: None) if stand_in is None else stand_in.announce
-    return Way(lambda: None, prepare, [Compared(lambda: shown, shown)] * results)
-
-
-def whole_card(ctx: Any) -> int:
-    """Let the rank's operations choose as if it had all compute units of the card; how many these are."""
-    units = ctx.target.compute_units
-    if ctx.target.compiled:
-        units = torch.cuda.get_device_properties(ctx.get_device()).multi_processor_count
-    ctx.target = replace(ctx.target, compute_units=units)
-    return units

@@ -262,9 +262,8 @@ def _symmetric_memory(ctx: Any, work: Operands, name: str) -> Reduction:
     return Reduction(source, call, result, world)
 
 
-def unfused(ctx: Any, work: Operands, name: str) -> Way:
+def unfused(work: Operands, found: Reduction) -> Way:
     """Multiply with PyTorch, then add up."""
-    found = reduction(ctx, work, name)
     target = found.source[: work.shape.M]
 
     def call() -> None:
@@ -278,9 +277,8 @@ def unfused(ctx: Any, work: Operands, name: str) -> Way:
     return Way(call, prepare, work.compared(lambda: found.result, found.roundings), note=found.note)
 
 
-def reduction_alone(ctx: Any, work: Operands, name: str) -> Way:
+def reduction_alone(work: Operands, found: Reduction) -> Way:
     """Add up what has been multiplied before."""
-    found = reduction(ctx, work, name)
 
     def prepare() -> None:
         found.result.fill_(math.nan)
@@ -351,6 +349,6 @@ def way(ctx: Any, work: Operands, algorithm: str) -> Way:
     known = {MATMUL: lambda: matmul(work), OWN_MATMUL: lambda: own_matmul(ctx, work)}
     known[TORCH_FUSED] = lambda: torch_fused(ctx, work)
     for name in dict.fromkeys(name for names in UNFUSED.values() for name in names):
-        known[name] = lambda name=name: unfused(ctx, work, name)
-        known[reduction_of(name)] = lambda name=name: reduction_alone(ctx, work, name)
+        known[name] = lambda name=name: unfused(work, reduction(ctx, work, name))
+        known[reduction_of(name)] = lambda name=name: reduction_alone(work, reduction(ctx, work, name))
     return known[algorithm]() if algorithm in known else ours(ctx, work, algorithm)

@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from iris import _env
 from iris.errors import ArgumentError, UnsupportedError
 from iris.runtime import launch
+from iris.runtime.local import current_world
 
 MATMUL, OWN_MATMUL = "matmul", "own matmul"
 TORCH, TORCH_FUSED, AUTO = "torch", "torch_fused", "auto"
@@ -158,6 +159,27 @@ def host_microseconds(ctx: Any, call: Callable[[], Any], repeats: int = 300) -> 
         return (time.perf_counter() - start) / repeats * 1e6
     finally:
         launch.start = real
+
+
+def idle(results: int, prepare: Callable[[], Any] = lambda: None) -> Way:
+    """What a rank does that does not work: nothing, with as many results as the rank that works has."""
+    shown = torch.arange(2)
+    return Way(lambda: None, prepare, [Compared(lambda: shown, shown)] * results)
+
+
+def whole_card(ctx: Any) -> int:
+    """Let the rank's operations choose as if it had all compute units of the card; how many these are."""
+    units = ctx.target.compute_units
+    if ctx.target.compiled:
+        units = torch.cuda.get_device_properties(ctx.get_device()).multi_processor_count
+    ctx.target = replace(ctx.target, compute_units=units)
+    return units
+
+
+def link_of_rank() -> Callable[[int, dict[int, int]], Callable[[], None]] | None:
+    """What takes an imitated link for copies: see ``iris.sim.loopback.Gpu.carry``. None where ranks share no GPU."""
+    gpu = getattr(current_world(), "gpu", None)
+    return None if gpu is None else gpu.carry
 
 
 def memory_beside_heap(ctx: Any, alone: bool = False) -> float:

@@ -4,6 +4,7 @@
     python benchmarks/bench_matmul_reduce.py --axis_num_ranks=2 --shapes=llama70b --benchmark_filter=all_reduce
     iris run -n 2 benchmarks/bench_matmul_reduce.py --axis_num_ranks=2 --benchmark_out mm_reduce.json --plot plots
     iris run --loopback --link-gbps 370 -n 4 benchmarks/bench_matmul_reduce.py --axis_num_ranks=4
+    iris run --loopback --link-gbps 370 -n 2 benchmarks/bench_matmul_reduce.py --axis_num_ranks=2 --alone
     python benchmarks/bench_matmul_reduce.py --small
 
 The K of a problem is divided among the ranks. Rows: ``torch``, ``ccl``, ``torch_one_shot``, ``torch_two_shot`` and
@@ -20,9 +21,11 @@ meets another on the host within what is timed, and caches are emptied before ea
 from __future__ import annotations
 
 import argparse
+import os
 
 import torch
 from _matmul_reduce import KERNELS, UNFUSED, Operands, Shape, reduction_of, way
+from _matmul_reduce_alone import Alone
 from _ways import AUTO, MATMUL, OWN_MATMUL, TORCH, TORCH_FUSED, Refused, hand_over, shared
 
 from iris import bench
@@ -45,6 +48,11 @@ def chosen(text: str) -> list[str]:
 
 OWN = argparse.ArgumentParser(add_help=False)
 OWN.add_argument("--shapes", type=chosen, default=[], help=f"layers of models instead, a list: {', '.join(SHAPES)}")
+OWN.add_argument(
+    "--alone",
+    action="store_true",
+    help="time rank 0 alone, with the whole card, the others have sent; for ranks in one process (iris run --loopback)",
+)
 OWN.add_argument("--small", action="store_true", help="tiny problems, to try it without GPUs")
 
 
@@ -82,12 +90,23 @@ def declare(operation: str, name: str, rows: list[int], columns: int, depths: li
 
 def measure(state, ctx, shape: Shape) -> None:
     """Hand one algorithm for one problem over."""
+    given, algorithm, world = OWN.parse_known_args()[0], state["algorithm"], ctx.get_num_ranks()
+    if given.alone and ctx.runtime == "gpu":
+        state.skip("--alone is for ranks in one process: iris run --loopback")
     trouble = shape.trouble(ctx)
     if trouble:
         state.skip(trouble)
-    algorithm, world = state["algorithm"], ctx.get_num_ranks()
     try:
-        found = way(ctx, shared(ctx, shape, lambda: Operands(ctx, shape)), algorithm)
+        if given.alone:
+            alone = shared(ctx, shape, lambda: Alone(ctx, shape))
+            found = alone.way(ctx, algorithm)
+            state.set_timed_ranks([0])
+            state.add_note(
+                f"Rank 0 alone is timed, with all {alone.units} compute units; what peers send is there beforehand. "
+                "torch and reduction copy and add within the card while the link, if one is imitated, carries"
+            )
+        else:
+            found = way(ctx, shared(ctx, shape, lambda: Operands(ctx, shape)), algorithm)
     except Refused as refused:
         state.skip(str(refused))
     if algorithm not in map(reduction_of, UNFUSED[shape.operation]):
@@ -102,6 +121,8 @@ def measure(state, ctx, shape: Shape) -> None:
 
 def main():
     given = OWN.parse_known_args()[0]
+    if given.alone:
+        os.environ["IRIS_CHECK"] = "off"  # the ranks do not make the same calls
     ranks, rows = ([2], [33]) if given.small else ([2, 4, 8], [16, 256, 4096, 16384])
     problems = {f"_{name}": SHAPES[name] for name in given.shapes} or {"": (3584, [8192])}
     for operation in UNFUSED:

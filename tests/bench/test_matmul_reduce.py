@@ -22,7 +22,8 @@ def helpers(monkeypatch, own_script):
     import _matmul_reduce
 
     yield _matmul_reduce
-    for name in ("_matmul_reduce", "_ways", "bench_matmul_reduce", "_run_all_report", "_run_all_steps"):
+    modules = ("_matmul_reduce", "_matmul_reduce_alone", "_ways", "bench_matmul_reduce")
+    for name in (*modules, "_run_all_report", "_run_all_steps"):
         sys.modules.pop(name, None)
 
 
@@ -84,6 +85,23 @@ def test_fewer_rows_than_ranks_and_ways_that_are_not_known(rows):
         assert {name for name, row in own.items() if row["skipped"]} == {"nonsense", "fused", "two_shot"} - {kernel}
         assert "algorithm 'nonsense' is not known" in own["nonsense"]["skip_reason"]
         assert all(row["validated"] for row in own.values() if not row["skipped"])
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_rank_0_alone(rows, helpers, monkeypatch, world):
+    import _matmul_reduce_alone
+
+    monkeypatch.setenv("IRIS_CHECK", "off")  # the script sets it too, and the test puts it back
+    alone = _matmul_reduce_alone.PEERS_WRITE.keys()
+    for operation, own in rows(world, "--alone", "--axis_M=70").items():
+        measured = {name: row for name, row in own.items() if not row["skipped"]}
+        assert all(" needs " in row["skip_reason"] for name, row in own.items() if name not in measured)
+        kernels = alone & set(helpers.KERNELS[operation])
+        assert measured.keys() == {"torch", "auto", "matmul", "own matmul", "reduction"} | kernels
+        for row in measured.values():
+            assert row["validated"]
+            assert (row["timed_ranks"], len(row["local_times_ms"])) == ([0], 1)
+            assert row["note"].startswith("Rank 0 alone is timed, with all 304 compute units")
 
 
 def test_operations_of_symmetric_memory(rows, helpers, monkeypatch):

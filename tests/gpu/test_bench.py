@@ -113,3 +113,27 @@ def test_the_benchmark_of_all_gather_matmul(tmp_path, how, alone):
             assert record["environment"]["emulated_link"] == ""
             if name == "gather":
                 assert record["gpu_time_ms"] < least_ms, record
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["all ranks", "alone"])
+@pytest.mark.parametrize("how", [["--loopback"], ["--loopback", "--link-gbps", "10"], []], ids=["free", "paced", "mps"])
+def test_the_benchmark_of_matmul_reduce(tmp_path, how, alone):
+    script = ROOT / "benchmarks" / "bench_matmul_reduce.py"
+    options = ["--axis_M=2048", "--axis_N=1024", "--axis_K=512", "--n_repeat=5"]
+    records = measured(tmp_path, how, script, "--axis_num_ranks=2", *(["--alone"] if alone else []), *options)
+    for record in records:
+        name, operation = record["params"]["algorithm"], record["benchmark"]
+        if alone and not how:
+            assert record["skip_reason"].startswith("--alone is for ranks in one process")
+            continue
+        peers = ("torch_", "ccl") if alone else ("torch_",)
+        if not name.startswith(peers) and name not in ("ring", "atomic", "spinlock"):
+            assert not record["skipped"], record
+        if record["skipped"]:
+            continue
+        assert record["validated"]
+        assert record["timed_ranks"] == ([0] if alone else None)
+        # Half of a product comes to a rank or goes from it, and of an all-reduce half of the sum.
+        least_ms = 2048 * 1024 * (2 if operation == "matmul_all_reduce" else 1) / 10e9 * 1e3
+        if "--link-gbps" in how and name not in ("matmul", "own matmul"):
+            assert record["gpu_time_ms"] >= 0.9 * least_ms, record

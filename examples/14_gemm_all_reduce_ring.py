@@ -94,11 +94,11 @@ def all_reduce(
             ctx.tracing.record_event_end(span)
             ctx.notify(ready, sent, after)
         else:
-            ptrs, mask = tile_ptr(c, M, N, N, 1, pid_m, pid_n, BLOCK_M, BLOCK_N)
-            span = ctx.tracing.record_event_start(iris.TraceEvent().put, -1, ptrs, tile, 3, mask=mask)
+            results, _ = tile_ptr(c, M, N, N, 1, pid_m, pid_n, BLOCK_M, BLOCK_N)
+            span = ctx.tracing.record_event_start(iris.TraceEvent().put, -1, results, tile, 3, mask=mask)
             result = total.to(c.dtype.element_ty)
             for step in range(world):
-                ctx.store(ptrs, result, rotated_rank(rank, step, world), mask=mask)
+                ctx.store(results, result, rotated_rank(rank, step, world), mask=mask)
             ctx.tracing.record_event_end(span)
     tl.store(counts + lane, sent)
     tl.store(counts + lanes + lane, received)

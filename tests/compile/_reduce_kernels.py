@@ -10,12 +10,19 @@ import torch
 from _ccl_kernels import TYPES, Machine, noting
 from _staged_kernels import LARGE, SMALL, NoDescriptors, specialised, tensor
 
-from iris.ops import _matmul_reduce
+from iris.ops import _matmul_reduce, _moving_sums
+from iris.ops._matmul_all_reduce_atomic_kernel import matmul_all_reduce_atomic_kernel
+from iris.ops._matmul_all_reduce_ring_kernel import matmul_all_reduce_ring_kernel
 from iris.ops._matmul_reduce_call import ALGORITHMS, ALL_REDUCE, REDUCE_SCATTER, Asked, checked
 from iris.ops._matmul_reduce_kernel import matmul_reduce_kernel
 from iris.runtime.groups import Group
 
-VARIANTS = ("fused", "two_shot", "one_shot")
+VARIANTS = ("fused", "two_shot", "one_shot", *_moving_sums.ALGORITHMS)
+_KERNELS = {
+    "atomic": matmul_all_reduce_atomic_kernel,
+    "spinlock": matmul_all_reduce_atomic_kernel,
+    "ring": matmul_all_reduce_ring_kernel,
+}
 
 
 class _Machine(Machine):
@@ -50,15 +57,16 @@ def reduce(
     memory = SimpleNamespace(arrived=words, queue=words, locks=words, counters=words)
     memory.buffer = torch.empty(call.schedule.nbytes, dtype=torch.uint8, device="meta")
     memory.get = lambda nbytes, flags: memory
+    memory.sums = lambda count, flags, dtype: (torch.empty(count, dtype=dtype, device="meta"), words)
     workspace = SimpleNamespace(partials=memory)
     with noting() as noted:
-        _matmul_reduce._run_kernel(machine, call, workspace, out, a, b, added, (scale, scale), members)
+        _matmul_reduce._issue(machine, call, workspace, out, a, b, added, asked, members)
     ((kernel, args, meta),) = noted
-    assert kernel is matmul_reduce_kernel
+    assert kernel is _KERNELS.get(variant, matmul_reduce_kernel)
     config = call.plan.config
     words = (
         f"world={world}", f"{config.block_size_m}x{config.block_size_n}x{config.block_size_k}",
-        f"adds={meta['REDUCE_M']}", f"warps={config.num_warps}", f"stages={config.num_stages}",
+        f"warps={config.num_warps}", f"stages={config.num_stages}",
         "descriptors" if meta["DESCRIPTORS"] else "pointers", "bias" * bias, "scaled" * scaled,
         activation * (activation != "none"), "tracing" * tracing,
     )  # fmt: skip
@@ -71,6 +79,8 @@ def cover(target, more):
     half = torch.bfloat16
     yield reduce(target, "fused", half, half, half, bias=True)
     yield reduce(target, "two_shot", half, half, half, world=2, transpose="NN")
+    for variant in _moving_sums.ALGORITHMS:
+        yield reduce(target, variant, half, half, half, bias=True)
     if more:
         yield reduce(target, "one_shot", torch.float16, torch.float16, torch.float16, sizes=SMALL, descriptors=False)
         yield reduce(target, "two_shot", torch.int8, torch.int8, torch.int32, sizes=SMALL, world=3, tracing=True)

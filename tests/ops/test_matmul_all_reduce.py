@@ -1,23 +1,34 @@
 """matmul_all_reduce against its float64 definition: algorithms, shapes, layouts, dtypes, errors on every rank."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import iris
 import reduced_products as bodies
 from iris import _target
-from iris.errors import NotSymmetricError, UnsupportedError
-from reduced_products import ALIKE, algorithms, slow
+from iris.errors import ArgumentError, NotSymmetricError
+from iris.ops import _moving_sums
+from reduced_products import ALIKE, MOVING, algorithms, slow
 from reduced_products import REDUCE as OPERATION
 
 KERNELS = bodies.KERNELS[OPERATION]
 kernels = pytest.mark.parametrize("algorithm", KERNELS)
+moving = pytest.mark.parametrize("algorithm", MOVING)
+exchanged = pytest.mark.parametrize("algorithm", [name for name in KERNELS if name not in MOVING])
 
 
-@algorithms(OPERATION)
+@algorithms(OPERATION, MOVING)
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_ragged_shapes(ranks, world, algorithm):
     ranks(world).run(bodies.body_shapes, OPERATION, algorithm, bodies.SHAPES)
+
+
+@moving
+@pytest.mark.parametrize("world", [2, 3])
+def test_ragged_shapes_with_sums_that_move(ranks, world, algorithm):
+    ranks(world).run(bodies.body_shapes, OPERATION, algorithm, bodies.SHAPES[1:])
 
 
 @pytest.mark.slow
@@ -32,33 +43,33 @@ def test_empty_tensors(ranks, world):
     ranks(world).run(bodies.body_empty, OPERATION, ("torch", *KERNELS))
 
 
-@algorithms(OPERATION, ("one_shot",))
+@algorithms(OPERATION, ("one_shot", "spinlock", "ring"))
 @pytest.mark.parametrize(("world", "every_output"), [(2, False), slow(1, True), slow(3, True), slow(4, True)])
 def test_dtypes(ranks, world, algorithm, every_output):
     """A product's dtypes, fp8 without scales among them; PyTorch refuses int8."""
     ranks(world).run(bodies.body_dtypes, OPERATION, algorithm, every_output)
 
 
-@algorithms(OPERATION, ("one_shot",))
+@algorithms(OPERATION, ("one_shot", "atomic", "spinlock"))
 @pytest.mark.parametrize("world", [2, slow(3), slow(4)])
 def test_random_data_within_tolerance(ranks, world, algorithm):
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     ranks(world).run(bodies.body_random, OPERATION, algorithm, dtypes)
 
 
-@algorithms(OPERATION, ALIKE)
+@algorithms(OPERATION, (*ALIKE, *MOVING))
 @pytest.mark.parametrize("world", [3, slow(2)])
 def test_all_four_transposes(ranks, world, algorithm):
     ranks(world).run(bodies.body_layouts, OPERATION, algorithm)
 
 
-@algorithms(OPERATION, ALIKE)
+@algorithms(OPERATION, (*ALIKE, *MOVING))
 @pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
 def test_strided_views(ranks, world, algorithm):
     ranks(world).run(bodies.body_strides, OPERATION, algorithm)
 
 
-@algorithms(OPERATION, ALIKE)
+@algorithms(OPERATION, (*ALIKE, "spinlock", "ring"))
 @pytest.mark.parametrize("world", [3, slow(1), slow(2), slow(4)])
 def test_bias_axes(ranks, world, algorithm):
     ranks(world).run(bodies.body_bias, OPERATION, algorithm)
@@ -68,13 +79,13 @@ def test_bias_of_a_square_output_goes_along_the_columns(sim):
     sim.run(bodies.body_square_bias, 2, OPERATION)
 
 
-@algorithms(OPERATION, ALIKE)
+@algorithms(OPERATION, (*ALIKE, "atomic", "spinlock"))
 @pytest.mark.parametrize("world", [2, slow(3)])
 def test_scales_of_fp8(ranks, world, algorithm):
     ranks(world).run(bodies.body_scales, OPERATION, algorithm)
 
 
-@algorithms(OPERATION)
+@algorithms(OPERATION, ("spinlock",))
 @pytest.mark.parametrize(
     ("world", "preamble"), [(2, True), slow(3, False), slow(4, True), slow(2, False), slow(1, True)]
 )
@@ -83,13 +94,16 @@ def test_one_workspace_many_calls(ranks, world, algorithm, preamble):
 
 
 @pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
-def test_one_memory_for_all_shapes(ranks, world):
-    sizes = ranks(world).run(bodies.body_one_memory, OPERATION)
+@pytest.mark.parametrize(
+    "names", [("two_shot", "one_shot"), ("ring",), slow(("atomic",)), slow(("spinlock",)), slow(KERNELS)], ids="-".join
+)
+def test_one_memory_for_all_shapes(ranks, world, names):
+    sizes = ranks(world).run(bodies.body_one_memory, OPERATION, names)
     assert len(set(sizes)) == 1
-    assert sizes[0][0] >= 70 * 140 * 4
+    assert sizes[0][0] >= 70 * 140 * 4 // (1 if names[-1] == "one_shot" else world)
 
 
-@algorithms(OPERATION, ALIKE)
+@algorithms(OPERATION, (*ALIKE, *MOVING))
 @pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
 def test_async_op_then_wait(ranks, world, algorithm):
     ranks(world).run(bodies.body_async, OPERATION, algorithm)
@@ -102,7 +116,7 @@ def test_no_barrier_of_the_caller_is_needed(ranks, world, algorithm):
 
 
 @pytest.mark.parametrize("world", [4])
-@pytest.mark.parametrize("names", [KERNELS[:1], slow(("torch", *KERNELS[1:]))], ids="-".join)
+@pytest.mark.parametrize("names", [KERNELS[:1], slow(("torch", *KERNELS[1:3])), slow(KERNELS[3:])], ids="-".join)
 def test_groups_in_any_order_at_once(ranks, world, names):
     ranks(world).run(bodies.body_groups, OPERATION, names)
 
@@ -161,6 +175,34 @@ def test_one_program(ranks, world, algorithm):
     ranks(world).run(bodies.body_one_program, OPERATION, algorithm, (40, 40, 10))
 
 
+@moving
+@pytest.mark.parametrize("world", [2, slow(3), slow(4), slow(8)])
+def test_many_calls_in_one_workspace(ranks, world, algorithm):
+    ranks(world).run(bodies.body_many_calls, algorithm, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@moving
+@pytest.mark.parametrize("world", [2, 3])
+def test_very_many_calls_in_one_workspace(ranks, world, algorithm):
+    ranks(world).run(bodies.body_many_calls, algorithm, 200, timeout=300)
+
+
+@pytest.mark.parametrize("world", [3, slow(2), slow(4), slow(8)])
+def test_sums_that_move_are_rounded_once(ranks, world):
+    ranks(world).run(bodies.body_rounded_once)
+
+
+@pytest.mark.seeds(3)
+@pytest.mark.sim(device="h200")
+@pytest.mark.parametrize(("count", "slots"), [(3, 1), (2, 2), slow(3, 2), slow(4, 1), slow(8, 4)])
+def test_a_ring_with_few_slots(sim, monkeypatch, count, slots):
+    """A slot is used again within a call, when the next rank has read it."""
+    monkeypatch.setattr(_moving_sums, "RING_SLOTS", slots)
+    sim.run(bodies.body_many_calls, count, "ring", 3)
+
+
 @kernels
 @pytest.mark.sim(device="h200", resident_programs=1)
 def test_one_program_at_a_time_does_all(sim, algorithm):
@@ -170,10 +212,17 @@ def test_one_program_at_a_time_does_all(sim, algorithm):
 
 @pytest.mark.seeds(20)
 @pytest.mark.sim(device="h200")
-@kernels
+@exchanged
 def test_in_any_order(sim, algorithm):
     count = (2, 3, 2, 3, 2, 1, 2, 3, 4, 2)[sim.seed % 10]
     sim.run(bodies.body_seeds, count, OPERATION, algorithm, 20, 1 + (sim.seed % 5 == 0))
+
+
+@pytest.mark.seeds(4)
+@pytest.mark.sim(device="h200")
+@moving
+def test_sums_that_move_in_any_order(sim, algorithm):
+    sim.run(bodies.body_seeds, (3, 2, 4, 3)[sim.seed % 4], OPERATION, algorithm, 20, 2)
 
 
 @pytest.mark.slow
@@ -205,8 +254,8 @@ def body_where_c_lies(ctx):
     chosen = ctx.ops.explain(OPERATION, anywhere, p.a, p.b).algorithm
     assert chosen == ("two_shot" if on_heap else "one_shot")
     if not on_heap:
-        for how in ({"algorithm": "two_shot"}, {"config": bodies.TILES}):
-            bodies.expect(NotSymmetricError, "C is written", "'one_shot'")(
+        for how in (*({"algorithm": name} for name in ("two_shot", *MOVING)), {"config": bodies.TILES}):
+            bodies.expect(NotSymmetricError, "C is written", how.get("algorithm", "two_shot"), "'one_shot'")(
                 lambda how=how: ctx.ops.matmul_all_reduce(anywhere, p.a, p.b, **how)
             )
     p.out = anywhere
@@ -221,21 +270,35 @@ def test_where_c_lies(ranks, world):
 
 
 def body_variants(ctx):
-    """A configuration names the algorithm, unless the caller does; those that are not written say so."""
+    """A configuration names the algorithm, unless the caller does."""
     p = bodies.problem(ctx, 20, 24, 8, operation=OPERATION)
-    for variant in ("atomic", "spinlock", "ring"):
+    for variant in KERNELS:
         config = iris.ops.FusedConfig(32, 64, 32, all_reduce_variant=variant)
-        for how in ({"algorithm": variant}, {"config": config}):
-            bodies.expect(UnsupportedError, repr(variant), "torch, two_shot, one_shot")(
-                lambda how=how: ctx.ops.matmul_all_reduce(p.out, p.a, p.b, **how)
-            )
+        plan = ctx.ops.explain(OPERATION, p.out, p.a, p.b, None, config)
+        assert (plan.algorithm, plan.source, plan.config) == (variant, "user", config)
         plan = ctx.ops.explain(OPERATION, p.out, p.a, p.b, None, config, algorithm="one_shot")
         assert (plan.algorithm, plan.config.all_reduce_variant) == ("one_shot", "one_shot")
-    plan = ctx.ops.explain(
-        OPERATION, p.out, p.a, p.b, None, iris.ops.FusedConfig(32, 64, 32, all_reduce_variant="one_shot")
-    )
-    assert (plan.algorithm, plan.source) == ("one_shot", "user")
+    workspace = ctx.ops.matmul_all_reduce(p.out, p.a, p.b, config=replace(bodies.TILES, all_reduce_variant="ring"))
+    assert (workspace.variant, workspace.plan.algorithm) == ("ring", "ring")
+    bodies.check(ctx, OPERATION, p)
+    ctx.barrier()
 
 
 def test_variants_of_a_configuration(sim):
     sim.run(body_variants, 2)
+
+
+def body_ring_of_three(ctx):
+    """A configuration for a ring divides its columns among the ranks; the algorithm takes any tile."""
+    p = bodies.problem(ctx, 20, 24, 8, operation=OPERATION)
+    config = iris.ops.FusedConfig(32, 64, 32, all_reduce_variant="ring", num_sms=2)
+    bodies.expect(ArgumentError, "block_size_n=64", "world_size=3")(
+        lambda: ctx.ops.matmul_all_reduce(p.out, p.a, p.b, config=config)
+    )
+    bodies.call(ctx, OPERATION, p, algorithm="ring", config=replace(config, all_reduce_variant="two_shot"))
+    bodies.check(ctx, OPERATION, p)
+    ctx.barrier()
+
+
+def test_a_ring_of_three(sim):
+    sim.run(body_ring_of_three, 3)

@@ -82,7 +82,7 @@ def test_one_workspace_many_calls(ranks, world, algorithm, preamble):
 
 @pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
 def test_one_memory_for_all_shapes(ranks, world):
-    sizes = ranks(world).run(bodies.body_one_memory, OPERATION)
+    sizes = ranks(world).run(bodies.body_one_memory, OPERATION, ("fused",))
     assert len(set(sizes)) == 1
     assert sizes[0][0] >= 70 * 140 * 4
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from iris.errors import ArgumentError
+from iris.ops import _moving_sums
 from iris.ops._matmul_reduce_call import Asked, Call, State, checked, new_workspace
 from iris.ops._matmul_reduce_kernel import matmul_reduce_kernel
 from iris.ops.arguments import ACTIVATIONS
@@ -74,7 +75,7 @@ def _matmul_reduce(ctx, asked: Asked, out, a, b, bias, async_op, workspace) -> F
         state.report(call.plan)
         workspace.plan = call.plan
     if call.problem.M and call.problem.N:
-        shared = workspace.partials is None or workspace.partials is state.partials
+        shared = workspace.partials is None or not workspace.partials.fixed
         issue_in_order(
             ctx, workspace, state.order if shared else None, async_op,
             lambda: _issue(ctx, call, workspace, out, a, b, bias, asked, members),
@@ -85,6 +86,8 @@ def _matmul_reduce(ctx, asked: Asked, out, a, b, bias, async_op, workspace) -> F
 def _issue(ctx, call: Call, workspace, out, a, b, bias, asked: Asked, members: Group) -> None:
     if call.schedule is None:
         _run_torch(call, out, a, b, bias, asked)
+    elif isinstance(call.schedule, _moving_sums.Schedule):
+        _moving_sums.run(ctx, call, call.schedule, workspace, out, a, b, bias, asked.scales, members)
     else:
         _run_kernel(ctx, call, workspace, out, a, b, bias, asked.scales, members)
 

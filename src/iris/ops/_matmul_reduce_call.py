@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.errors import ArgumentError, IrisError, NotSymmetricError, UnsupportedError
-from iris.ops import arguments
+from iris.ops import _moving_sums, arguments
 from iris.ops._matmul_reduce_kernel import ONE_SHOT, SCATTER, TWO_SHOT
 from iris.ops.arguments import Problem
 from iris.ops.call import FusedCall, given_facts, place_facts, tensor_facts, torch_refuses
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 REDUCE_SCATTER, ALL_REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
-ALGORITHMS = {REDUCE_SCATTER: ("torch", "fused"), ALL_REDUCE: ("torch", "two_shot", "one_shot")}
+ALGORITHMS = {
+    REDUCE_SCATTER: ("torch", "fused"),
+    ALL_REDUCE: ("torch", "two_shot", *_moving_sums.ALGORITHMS, "one_shot"),
+}
+# Algorithms that write C on the other ranks.
+_WRITE_PEERS = ("two_shot", *_moving_sums.ALGORITHMS)
 _VARIANTS = {"fused": SCATTER.value, "two_shot": TWO_SHOT.value, "one_shot": ONE_SHOT.value}
-_NOT_WRITTEN = ("atomic", "spinlock", "ring")
 _INPUTS = ("A", "B", "bias", "scale_a", "scale_b")
 # Rounds of all programs that multiply tiles of other ranks before the first own ones: an all-reduce has to write the
 # sums on every rank, too, and early ones are written meanwhile.
@@ -94,8 +98,10 @@ class Call(FusedCall):
         if self.scatter:
             self.chunk = _ceil(problem.M, members.size)
             self.first, self.rows = _own_rows(problem.M, members)
-        self.schedule: Schedule | None = None
-        if plan.config is not None:
+        self.schedule: Schedule | _moving_sums.Schedule | None = None
+        if plan.algorithm in _moving_sums.ALGORITHMS:
+            self.schedule = _moving_sums.schedule(ctx, problem, plan, a, b, self.precision)
+        elif plan.config is not None:
             self.schedule = _schedule(ctx, problem, plan, self.chunk, a, b, self.precision)
 
     def require(self, workspace: FusedWorkspace, members: Group) -> None:
@@ -115,7 +121,7 @@ class State(Calls[Call]):
     def __init__(self, ctx: Iris):
         super().__init__(ctx)
         self.order = StreamOrder(ctx)
-        self.partials = Partials(ctx)
+        self._memories: dict[str, Partials] = {}
         self._workspaces: dict[tuple, FusedWorkspace] = {}
 
     def agree(self, members: Group, asked: Asked, out, a, b, bias, workspace, preamble: bool = False) -> Call:
@@ -151,15 +157,24 @@ class State(Calls[Call]):
         """The workspace for such calls over the context's own memory. Collective over the world when that grows."""
         problem, plan = call.problem, call.plan
         key = (plan.operation, problem.M, problem.N, problem.K, problem.a_dtype, members.ranks, plan.algorithm)
+        memory = self._memory(plan.algorithm)
         if call.schedule is not None:
             sizes = call.schedule.nbytes, call.schedule.flags
-            if not self.partials.holds(*sizes):
+            if not memory.holds(*sizes):
                 for workspace in self._workspaces.values():
-                    workspace.aux_buffer = None  # or the heap could not take it back
-            self.partials.get(*sizes)
+                    if workspace.partials is memory:
+                        workspace.aux_buffer = None  # or the heap could not take it back
+            memory.get(*sizes)
         if key not in self._workspaces:
-            self._workspaces[key] = workspace_over(call, members, self.partials)
+            self._workspaces[key] = workspace_over(call, members, memory)
         return self._workspaces[key]
+
+    def _memory(self, algorithm: str) -> Partials:
+        """The context's own memory for an algorithm; those that exchange partial products share one."""
+        kind = algorithm if algorithm in _moving_sums.ALGORITHMS else ""
+        if kind not in self._memories:
+            self._memories[kind] = Partials(self._ctx, zeroed=algorithm == "atomic")
+        return self._memories[kind]
 
 
 def workspace_over(call: Call, members: Group, partials: Partials) -> FusedWorkspace:
@@ -177,7 +192,7 @@ def new_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
     # Groups may call for different problems, and the heap wants the same sizes of every rank.
     everyone = ctx.exchange.all_gather(f"{call.plan.operation}_preamble(): sizes", sizes)
     nbytes, flags = (max(size) for size in zip(*everyone, strict=True))
-    partials = Partials(ctx, fixed=True)
+    partials = Partials(ctx, fixed=True, zeroed=call.plan.algorithm == "atomic")
     if flags:
         partials.get(nbytes, flags)
     return workspace_over(call, members, partials)
@@ -197,10 +212,10 @@ def checked(ctx: Iris, members: Group, asked: Asked, out, a, b, bias) -> Call:
         asked.config.validate(members.size)
     reachable = members.size == 1 or not out.numel() or ctx.is_symmetric(out)
     plan = _choose(ctx, problem, asked, torch_refuses(problem, members, asked.group, ctx), reachable)
-    if plan.algorithm == "two_shot" and not reachable:
+    if plan.algorithm in _WRITE_PEERS and not reachable:
         raise NotSymmetricError(
-            "C is written by the other ranks with algorithm 'two_shot', so it must be on the symmetric heap; create it "
-            "with ctx.zeros, ctx.empty and so on, or take algorithm 'one_shot'"
+            f"C is written by the other ranks with algorithm {plan.algorithm!r}, so it must be on the symmetric heap; "
+            "create it with ctx.zeros, ctx.empty and so on, or take algorithm 'one_shot'"
         )
     return Call(ctx, members, problem, plan, out, a, b, bias, asked.scales)
 
@@ -240,8 +255,6 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
     else:
         reason = "the caller named it"
     possible = ", ".join(ALGORITHMS[operation])
-    if operation == ALL_REDUCE and algorithm in _NOT_WRITTEN:
-        raise UnsupportedError(f"{operation} has no algorithm {algorithm!r} yet; there are: {possible}")
     if algorithm is not None and algorithm not in ALGORITHMS[operation]:
         raise ArgumentError(f"algorithm {algorithm!r} is not known for {operation}; possible: {possible}")
 
@@ -256,6 +269,8 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
         if tiles is None:
             chunk = _ceil(problem.M, problem.world_size) if operation == REDUCE_SCATTER else problem.M
             tiles = fitted(ctx.target, replace(problem, M=chunk))
+            if taken in _moving_sums.ALGORITHMS:
+                tiles = _moving_sums.narrowed(tiles, taken)
         check_fits(ctx.target, tiles, problem)
         if operation == ALL_REDUCE:
             tiles = replace(tiles, all_reduce_variant=taken)
@@ -322,7 +337,7 @@ def _facts(ctx: Iris, asked: Asked, call: Call | None, out, a, b, bias) -> dict[
         taken = None if call is None else call.plan.algorithm
         # Where C lies decides between the kernels when the caller leaves it open.
         left_open = asked.algorithm is None and asked.config is None
-        if taken in (None, "two_shot") or (taken == "one_shot" and left_open):
+        if taken in (None, *_WRITE_PEERS) or (taken == "one_shot" and left_open):
             facts |= place_facts(ctx, "C", out)
     facts |= given_facts(asked.activation, asked.scales)
     facts["algorithm"] = asked.algorithm

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.errors import CaptureError
+from iris.ops._matmul_all_reduce_ring_kernel import RING_WORDS
 from iris.ops._matmul_reduce_kernel import QUEUE_WORDS
 from iris.ops.call import new_pair_flags
 
@@ -19,26 +20,29 @@ _SITE = "partial products"
 class Partials:
     """Room for the partial products that come to a rank and their flags, for calls of one group that follow each other.
 
-    Flags hold how often the ranks have met here. All members meet in every call, so the number is the same between any
-    two, calls of all shapes are counted together, and nothing is cleared between calls: an older number, whatever it
-    stood for, means not yet.
+    Where partial products are exchanged, flags hold how often the ranks have met here. All members meet in every call,
+    so the number is the same between any two, calls of all shapes are counted together, and nothing is cleared between
+    calls: an older number, whatever it stood for, means not yet. Kernels whose sums move use their words in another
+    way, so each has a memory of its own.
 
     Attributes:
         fixed: whether it cannot grow, because growing is collective over the world and its calls are not.
-        buffer: uint8 on the heap, partial products of the peers.
-        arrived: int32 on the heap, a flag for each of them. locks, counters: those of :mod:`iris.x.turn`.
+        zeroed: whether the buffer is zero when a kernel finds it for the first time.
+        buffer: uint8 on the heap: partial products of the peers, sums of the tiles that the rank owns, or slots.
+        arrived: int32 on the heap, the flags. locks, counters: those of :mod:`iris.x.turn`.
         queue: int32 words of the kernel, in ordinary memory.
     """
 
-    def __init__(self, ctx: Iris, fixed: bool = False):
+    def __init__(self, ctx: Iris, fixed: bool = False, zeroed: bool = False):
         self._ctx = ctx
         self._captured: list[Any] = []
         self.fixed = fixed
+        self.zeroed = zeroed
         self.buffer: torch.Tensor | None = None
         self.arrived: torch.Tensor | None = None
         self.locks: torch.Tensor | None = None
         self.counters: torch.Tensor | None = None
-        self.queue = torch.zeros(QUEUE_WORDS, dtype=torch.int32, device=ctx.get_device())
+        self.queue = torch.zeros(max(QUEUE_WORDS, RING_WORDS), dtype=torch.int32, device=ctx.get_device())
         self.sizes = (0, 0)
         # Sums that programs leave for another of the same rank, of tiles divided along K, and a flag for each.
         self._sums = self._summed = torch.zeros(0, dtype=torch.int32, device=ctx.get_device())
@@ -97,6 +101,8 @@ class Partials:
         if self.locks is None:
             self.locks, self.counters = new_pair_flags(self._ctx, _SITE)
         self.buffer = heap.allocate(nbytes, torch.uint8, site=_SITE)
+        if self.zeroed:
+            self.buffer.zero_()
         # Flags of calls to come are above those of earlier calls, and so above 0.
         self.arrived = heap.allocate(flags, torch.int32, site=f"flags of {_SITE}").zero_()
         self.sizes = (nbytes, flags)

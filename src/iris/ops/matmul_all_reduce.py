@@ -5,9 +5,11 @@ gets the whole C (M, N). Strides are free: row- or column-major A, B and C. A an
 Scales, bias and activation are applied once, to the float32 sum, which is rounded once, at the end: give every rank the
 same ones.
 
-Rounding. A rank's partial product is computed in float32 (int8: int32) and rounded once to C's dtype before it is
-added; the sum is in float32 again and in the order of the group, whoever adds. With a float32 C nothing is rounded on
-the way. That is how much PyTorch rounds at least; it may round after every addition.
+Rounding. A rank's partial product is computed in float32 (int8: int32). ``two_shot`` and ``one_shot`` round it once to
+C's dtype before it is added; the sum is in float32 again and in the order of the group, whoever adds. That is how much
+PyTorch rounds at least; it may round after every addition. ``ring``, ``atomic`` and ``spinlock`` keep it in float32.
+The last two add in the order in which the ranks come, so their last bits differ from call to call; in a call all ranks
+have the same ones.
 
 Algorithms:
 
@@ -18,6 +20,12 @@ Algorithms:
 ``one_shot``
     The same kernel, every rank adds every tile. Reads world - 1 times the bytes of C, and waits for one exchange in
     place of two, so it is for small C. C may lie anywhere.
+``ring``
+    A kernel in which the float32 sum of a tile goes from rank to rank; each adds its product when it has it, and the
+    last one stores the result on every rank. Needs memory for a fixed number of tiles. C lies on the symmetric heap.
+``atomic``, ``spinlock``
+    A kernel in which every rank adds its product of a tile to a float32 sum on the tile's owner, by atomics or under a
+    lock; the last one to add stores the result on every rank. C lies on the symmetric heap.
 ``torch``
     matmul and all-reduce of PyTorch, one after the other.
 
@@ -71,19 +79,20 @@ def matmul_all_reduce(
     Args:
         ctx: the context.
         C: the output, (M, N) on every rank, float32, float16 or bfloat16 (int32 for int8 inputs); on the symmetric heap
-            for ``"two_shot"``.
+            for kernels other than ``"one_shot"``.
         A: (M, K), this rank's; float32, float16, bfloat16, int8 or fp8.
         B: (K, N), this rank's, of A's dtype (two fp8 dtypes may mix).
         async_op: return at launch; ``workspace.wait()`` orders the current stream after the operation, and the tensors
             must live until then. Otherwise what follows in the current stream sees the result.
         config: tiles and launch parameters of the kernel; None lets the operation choose. Its ``all_reduce_variant``
-            names the algorithm unless ``algorithm`` does.
+            names the algorithm unless ``algorithm`` does; with ``"ring"`` the ranks divide ``block_size_n``.
         workspace: from :func:`matmul_all_reduce_preamble` or an earlier call; None uses the context's own, which grows
             to the largest call of all ranks and puts calls in order even when they are made on different streams.
             Calls that are to overlap, and calls of a smaller group that run the kernel, need workspaces of their own.
         bias: (N,), added to every row, or two-dimensional and broadcast to (M, N); None for none. Added once, to the
             sum; the same on every rank.
-        algorithm: ``"torch"``, ``"two_shot"`` or ``"one_shot"``; None lets the operation choose.
+        algorithm: ``"torch"``, ``"two_shot"``, ``"one_shot"``, ``"ring"``, ``"atomic"`` or ``"spinlock"``; None lets
+            the operation choose.
         group: None for all ranks, a process group, or a sequence of ranks.
         activation: ``"none"``, ``"relu"``, ``"gelu"`` (with erf) or ``"silu"``, applied after the bias.
         scale_a, scale_b: for fp8 inputs, both or neither: float32 tensors of one element that the sum is multiplied

@@ -93,7 +93,7 @@ def _add_and_write(
     """Add the peers' partial products to the own one, and write what comes of it, with ``TWO_SHOT`` on every rank."""
     total = tl.zeros(product.shape, dtype=ACCUMULATOR)
     # In the order of the members, whoever adds: all ranks, and all algorithms, have the same bits.
-    for step in tl.static_range(WORLD):
+    for step in range(WORLD):
         if WORLD > 1:
             part = (step + WORLD - 1 - index) % WORLD
             there = place * 0 + part < WORLD - 1
@@ -297,17 +297,17 @@ def matmul_reduce_kernel(
                     part = tl.cast(owned, tl.int64) * size
                     out_rows = out_row + tl.arange(0, BLOCK_M)
                     row_mask = (rows < row_end)[:, None]
-                    columns = tile_n * BLOCK_N + tl.arange(0, half)
+                    to_columns = tile_n * BLOCK_N + tl.arange(0, half)
                     written = _add_and_write(
-                        left, theirs, part, place, out_rows, columns, row_mask & (columns < N)[None, :],
+                        left, theirs, part, place, out_rows, to_columns, row_mask & (to_columns < N)[None, :],
                         index, members, out_ptr, stride_om, stride_on,
                         bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, context,
                         WORLD, VARIANT, kind, HAS_BIAS, HAS_SCALES, ACTIVATION,
                     )  # fmt: skip
                     if wide:
-                        columns += half
+                        to_columns += half
                         written = tl.maximum(written, _add_and_write(
-                            right, theirs, part, place + half, out_rows, columns, row_mask & (columns < N)[None, :],
+                            right, theirs, part, place + half, out_rows, to_columns, row_mask & (to_columns < N)[None, :],
                             index, members, out_ptr, stride_om, stride_on,
                             bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, context,
                             WORLD, VARIANT, kind, HAS_BIAS, HAS_SCALES, ACTIVATION,

@@ -4,9 +4,9 @@
 
 ``cover`` is the device API, the barrier, the functions of tiles, what collectives of eight ranks launch (where
 :data:`COLLECTIVES` has the architecture), a selection of ``pull`` kernels in which every dtype, transpose, gather
-dimension and shipped configuration occurs, a few with a staging buffer and a few that reduce; ``product`` is every
-dtype with every configuration and gather dimension. A process of its own, because kernels are either compiled or
-interpreted, which is settled when iris is imported.
+dimension and shipped configuration occurs, a few with a staging buffer and a few that reduce or gather products;
+``product`` is every dtype with every configuration and gather dimension. A process of its own, because kernels are
+either compiled or interpreted, which is settled when iris is imported.
 """
 
 import json
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 
+import _gather_kernels as gathering
 import _reduce_kernels as reducing
 import _staged_kernels as staging
 import torch
@@ -409,8 +410,9 @@ def main(arch, selection):
             wanted += [*launches(target, 8), *rings(target)]
         wanted += [*staging.cover(target, arch in COLLECTIVES), *staging.paced_helpers()]
         wanted += reducing.cover(target, arch in COLLECTIVES)
+        wanted += gathering.cover(target, arch in COLLECTIVES)
     else:
-        wanted += [*staging.product(target), *reducing.product(target)]
+        wanted += [*staging.product(target), *reducing.product(target), *gathering.product(target)]
         wanted += [launch for world in (3, 8) for launch in launches(target, world, full=True)]
     for name, kernel, arguments, options in wanted:
         pacing.set_paced(name.startswith("paced"))

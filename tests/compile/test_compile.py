@@ -382,6 +382,44 @@ def test_kernels_that_add_products(cover, arch):
         assert re.search("LW?[XA]" if _target.by_arch(arch).vendor == "amd" else "X", text), (name, text)
 
 
+def gather_records(answer):
+    return {name: record for name, record in answer["records"].items() if name.startswith("gather ")}
+
+
+def check_stack_of_gathering(answer):
+    """Half precision with the largest tile that is chosen."""
+    records = {n: r for n, r in gather_records(answer).items() if re.search(r" (bf|fp)16x.* 8192x", n)}
+    assert records
+    limit = STAGED_STACK.get(answer["arch"], 128)
+    wrong = {n: r["stack"] for n, r in records.items() if r["stack"] > limit and "tracing" not in n}
+    assert not wrong, wrong
+
+
+@arch_parameter
+@pytest.mark.timeout(300)
+def test_kernels_that_gather_products(cover, arch):
+    """Tiles go to peers: each program's stores have left the device before the last one tells the peers."""
+    answer = cover(arch)
+    records = gather_records(answer)
+    how = "descriptors" if _target.by_arch(arch).descriptors else "pointers"
+    assert any(f" {how} bias" in name for name in records)
+    assert len(records) == (3 if arch in ("sm_90", "gfx942") else 1)
+    check_stack_of_gathering(answer)
+    amd = _target.by_arch(arch).vendor == "amd"
+    for name, record in records.items():
+        text = letters(arch, record)
+        assert not faults_of_wait(arch, record), name
+        world = int(re.search(r" world=(\d+) ", name)[1])
+        if amd:
+            # All waves wait for their stores and meet; then the cache is written back, and the add follows.
+            assert re.search("WB+LW?A", text), (name, text)
+            assert text.count("X") == 2 * (world - 1), (name, text)
+        else:
+            # Two flags for each peer, and the add of the program that has written, which its threads have met before.
+            assert text.count("X") == 2 * (world - 1) + 1, (name, text)
+            assert all(before == "B" for before in re.findall("(.)X", text)), (name, text)
+
+
 @arch_parameter
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
@@ -412,3 +450,5 @@ def test_every_shipped_configuration(product, arch):
     for wanted in (*ways, "bias", "scaled", "relu", "gelu", "silu", "tracing"):
         assert any(f" {wanted}" in name for name in names), wanted
     check_stack_of_reducing(answer)
+    assert len(gather_records(answer)) >= 20
+    check_stack_of_gathering(answer)

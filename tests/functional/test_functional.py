@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import iris
 from iris import functional
-from iris.errors import ArgumentError, DeviceMismatch, IrisError, NotAMemberError, RankMismatch, UnsupportedError
+from iris.errors import ArgumentError, IrisError, NotAMemberError, RankMismatch, UnsupportedError
 from iris.testing import reference
 from iris.testing.numeric import assert_bitwise_equal, random_tensor
 
@@ -64,7 +64,7 @@ PRODUCTS = {
     "reduce": ("matmul_all_reduce", {}, dense_reduce, (M, K), lambda w: K, lambda w: M, True),
     "scatter": ("matmul_reduce_scatter", {}, dense_scatter, (2 * M, K), lambda w: K, lambda w: 2 * M, True),
     # Rows that do not come out even, and ranks without any.
-    "scatter_uneven": ("matmul_reduce_scatter", {}, dense_scatter, (4, K), lambda w: K, lambda w: 4, True),
+    "scatter_uneven": ("matmul_reduce_scatter", {}, dense_scatter, (5, K), lambda w: K, lambda w: 5, True),
     "gather_result": ("matmul_all_gather", {}, dense_gather_result, (M, K), lambda w: K, lambda w: M, False),
 }  # fmt: skip
 
@@ -134,15 +134,14 @@ def body_values(ctx, names):
     ctx.barrier()
 
 
-BIASES = {name: ("row",) for name in PRODUCTS} | {"scatter_uneven": ("column", "matrix"), "gather_result": ("matrix",)}
-EVERY_BIAS = {name: ("row", "column", "matrix") for name in PRODUCTS}
+BIASES = dict.fromkeys(PRODUCTS, ("row",)) | {"scatter_uneven": ("column", "matrix"), "gather_result": ("matrix",)}
+EVERY_BIAS = dict.fromkeys(PRODUCTS, ("row", "column", "matrix"))
 
 
 @pytest.mark.parametrize(
     ("world", "names"),
     [
         (2, BIASES),
-        (3, {"scatter_uneven": ("column",), "gather_columns": ("row",)}),
         slow(1, EVERY_BIAS),
         slow(2, EVERY_BIAS),
         slow(3, EVERY_BIAS),
@@ -347,7 +346,7 @@ def test_opcheck(ranks, world, names):
 
 def body_compile(ctx, backend, dtype):
     """One graph of several functions with what lies between them, forward and backward, for two sizes."""
-    world, rank, device = ctx.get_num_ranks(), ctx.get_rank(), ctx.get_device()
+    rank, device = ctx.get_rank(), ctx.get_device()
     handle = functional.handle(ctx)
 
     def block(x, up, down, bias):
@@ -440,33 +439,32 @@ def body_errors(ctx):
         return torch.zeros(*shape, device=device, **given)
 
     for wrong in ("iris:none", "", 3, None):
-        with pytest.raises((ArgumentError, RuntimeError, TypeError), match=r"handle|str"):
+        with pytest.raises((ArgumentError, RuntimeError, TypeError), match="handle|str"):
             functional.all_reduce(t(3), handle=wrong)
     with pytest.raises(ArgumentError, match="number of bytes"):
         functional.handle(ctx, heap_bytes=-1)
     with pytest.raises(ArgumentError, match="x must have two dimensions"):
         functional.matmul_all_reduce(t(3), t(3, 3), handle=handle)
-    with pytest.raises(ArgumentError, match="op must be one of sum.*'xor'"):
+    with pytest.raises(ArgumentError, match=r"op must be one of sum.*'xor'"):
         functional.all_reduce(t(3), handle=handle, op="xor")
     with pytest.raises(ArgumentError, match="dim must be a dimension"):
         functional.all_gather(t(3), handle=handle, dim=1)
-    with pytest.raises(ArgumentError, match="got x|B|K="):
+    with pytest.raises(ArgumentError, match="K="):
         functional.all_gather_matmul(t(4, 4), t(3, 3), handle=handle)
     with pytest.raises(ArgumentError, match="one dtype"):
         functional.matmul_all_gather(t(4, 4), t(4, 3, dtype=torch.float16), handle=handle)
-    with pytest.raises(UnsupportedError, match="float64 is for algorithm 'torch'"):
-        functional.matmul_all_gather(
-            t(4, 4, dtype=torch.float64), t(4, 3, dtype=torch.float64), handle=handle, algorithm="fused"
-        )
-    with pytest.raises(DeviceMismatch, match="meta"):
-        functional.matmul_all_reduce(
-            t(4, 4), torch.zeros(4, 4, device=device), torch.zeros(4, device="meta"), handle=handle
-        )
+    wide = t(world, world, dtype=torch.float64)
+    for name, kernel in (
+        ("all_gather_matmul", "pull"), ("matmul_all_reduce", "two_shot"), ("matmul_reduce_scatter", "fused"),
+        ("matmul_all_gather", "fused"),
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match="float64 is for algorithm 'torch'"):
+            getattr(functional, name)(wide[:, :1] if name == "all_gather_matmul" else wide, wide, handle=handle, algorithm=kernel)
     if world > 1:
         with pytest.raises(ArgumentError, match=f"multiple of {world} ranks"):
             functional.reduce_scatter(t(world + 1), handle=handle)
         # Ranks that disagree all learn of it.
-        with pytest.raises(RankMismatch, match="A is .*on rank 0"):
+        with pytest.raises(RankMismatch, match=r"A is .*on rank 0"):
             functional.matmul_all_reduce(t(4 + rank, 4), t(4, 4), handle=handle)
         with pytest.raises(IrisError) as caught:
             functional.all_gather_matmul(t(4, 4), t(4 * world + (rank == 1), 4), handle=handle)
@@ -493,7 +491,7 @@ def body_errors(ctx):
     ctx.barrier()
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [2, slow(1), slow(3)])
 def test_errors(ranks, world):
     ranks(world).run(body_errors)
 

@@ -13,11 +13,11 @@ functions in the same order, forward and backward: give all ranks the same progr
 ``requires_grad``.
 
 Gradients. A rank's loss is its own, and what is minimised is the sum of all ranks' losses: the gradient of a tensor is
-the derivative of that sum with respect to this rank's tensor. So the gradient of an all-gather is a reduce-scatter, that
-of a reduce-scatter an all-gather, and that of an all-reduce an all-reduce. It is the convention under which every
-function has a gradient that depends on nothing but the function, whatever ranks do with its result. A program in which
-every rank computes the same loss from the same result minimises ``world_size`` times it in this sense, and divides by
-it; parameters that all ranks hold the same get the sum over ranks of their gradients, as always.
+the derivative of that sum with respect to this rank's tensor. So the gradient of an all-gather is a reduce-scatter,
+that of a reduce-scatter an all-gather, and that of an all-reduce an all-reduce. It is the one convention under which a
+function's gradient depends on nothing but the function, whatever the ranks do with its result. A program in which every
+rank computes the same loss from the same result counts it ``world_size`` times, and divides by that; parameters that
+all ranks hold the same get the sum over ranks of their gradients, as always.
 
 Memory. Inputs and results are ordinary tensors. What peers read or write lies on the symmetric heap for the time of
 the call: it is copied through a buffer there that the context keeps, of the size of the largest such tensor. So no

@@ -272,10 +272,14 @@ def _keep(ctx, inputs, output):
     ctx.save_for_backward(x, w)
 
 
-_all_gather_matmul.register_autograd(_all_gather_matmul_backward, setup_context=_keep)
-_matmul_all_reduce.register_autograd(_matmul_all_reduce_backward, setup_context=_keep)
-_matmul_reduce_scatter.register_autograd(_matmul_reduce_scatter_backward, setup_context=_keep)
-_matmul_all_gather.register_autograd(_matmul_all_gather_backward, setup_context=_keep)
+_BACKWARD: tuple[tuple[Any, Any], ...] = (
+    (_all_gather_matmul, _all_gather_matmul_backward),
+    (_matmul_all_reduce, _matmul_all_reduce_backward),
+    (_matmul_reduce_scatter, _matmul_reduce_scatter_backward),
+    (_matmul_all_gather, _matmul_all_gather_backward),
+)
+for _operator, _backward in _BACKWARD:
+    _operator.register_autograd(_backward, setup_context=_keep)
 
 
 def _check(x, w) -> None:

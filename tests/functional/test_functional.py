@@ -459,7 +459,9 @@ def body_errors(ctx):
         ("matmul_all_gather", "fused"),
     ):  # fmt: skip
         with pytest.raises(UnsupportedError, match="float64 is for algorithm 'torch'"):
-            getattr(functional, name)(wide[:, :1] if name == "all_gather_matmul" else wide, wide, handle=handle, algorithm=kernel)
+            getattr(functional, name)(
+                wide[:, :1] if name == "all_gather_matmul" else wide, wide, handle=handle, algorithm=kernel
+            )
     if world > 1:
         with pytest.raises(ArgumentError, match=f"multiple of {world} ranks"):
             functional.reduce_scatter(t(world + 1), handle=handle)

@@ -270,7 +270,7 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
             chunk = _ceil(problem.M, problem.world_size) if operation == REDUCE_SCATTER else problem.M
             tiles = fitted(ctx.target, replace(problem, M=chunk))
             if taken in _moving_sums.ALGORITHMS:
-                tiles = _moving_sums.narrowed(tiles, taken)
+                tiles = _moving_sums.narrowed(tiles)
         check_fits(ctx.target, tiles, problem)
         if operation == ALL_REDUCE:
             tiles = replace(tiles, all_reduce_variant=taken)

@@ -27,7 +27,7 @@ ALGORITHMS = ("atomic", "spinlock", "ring")
 RING_SLOTS = 64
 _KERNELS = {name: launch.kernel_id(f"matmul_all_reduce/{name}") for name in ALGORITHMS}
 _WIDEST = 128
-# Bytes of sums and of what they are rounded to that a warp has at once: five eighths of its registers.
+# Bytes of sums and of what they are rounded to that a warp has at once: about a third of its registers.
 _WARP_BYTES = 10 << 10
 
 
@@ -51,8 +51,8 @@ class Schedule:
     descriptors: bool
 
 
-def narrowed(config: FusedConfig, algorithm: str) -> FusedConfig:
-    """Tiles of which a program can hold two, its product and a sum, where the algorithm adds them in registers."""
+def narrowed(config: FusedConfig) -> FusedConfig:
+    """Tiles that leave registers for a sum, or for the addresses of atomics, beside the product."""
     if config.block_size_n <= _WIDEST:
         return config
     return replace(config, block_size_n=_WIDEST)

@@ -238,6 +238,8 @@ def body_gradcheck(ctx):
         for bias in ("row", "column"):
             every = [of[0].requires_grad_() for of in inputs(name, 1, torch.float64, bias)]
             assert torch.autograd.gradcheck(function_of(name, handle), every)
+        # The gradients are made of operators that have gradients.
+        assert torch.autograd.gradgradcheck(function_of(name, handle), every)
         x, w, _ = every
         assert torch.autograd.gradcheck(function_of(name, handle), (x.detach(), w))
         assert torch.autograd.gradcheck(function_of(name, handle), (x, w.detach()))
@@ -439,7 +441,7 @@ def body_errors(ctx):
         return torch.zeros(*shape, device=device, **given)
 
     for wrong in ("iris:none", "", 3, None):
-        with pytest.raises((ArgumentError, RuntimeError, TypeError), match="handle|str"):
+        with pytest.raises((ArgumentError, RuntimeError, TypeError), match=r"handle|str"):
             functional.all_reduce(t(3), handle=wrong)
     with pytest.raises(ArgumentError, match="number of bytes"):
         functional.handle(ctx, heap_bytes=-1)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 _SITE = "tensors of iris.functional"
+# Algorithms of products that write the own output alone, wherever it lies.
+_WRITE_OWN = ("torch", "one_shot")
+_KEPT = 4096  # shapes of which it is remembered
 _numbers = itertools.count()
 _entries: dict[str, Entry] = {}
 
@@ -218,7 +221,9 @@ def staged(
             plan = found.ctx.ops.explain(operation, somewhere, *args, group=found.group, **given)
         except IrisError:
             return False  # the operation itself says so, on all ranks
-        found.staged[key] = plan.algorithm in ("fused", "two_shot")
+        if len(found.staged) >= _KEPT:
+            found.staged.clear()
+        found.staged[key] = plan.algorithm not in _WRITE_OWN
     return found.staged[key]
 
 

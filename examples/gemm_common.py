@@ -26,8 +26,7 @@ import triton.language as tl
 
 import iris
 from iris._events import Event
-from iris.runtime import scheduler
-from iris.runtime.world import World
+from iris.runtime.local import current_world
 from iris.x.gemm import multiply_blocks
 from iris.x.turn import end_turn
 
@@ -298,13 +297,14 @@ def main(kind: type[Gemm], description: str) -> None:
     """Run an example as its command line asks. Without ``-v``, ``-b`` and ``-t`` it validates."""
     parser = _parser(description, kind)
     args = parser.parse_args()
-    if "RANK" not in os.environ and not isinstance(scheduler.current(), World):
+    if "RANK" not in os.environ and current_world() is None:  # neither a process of a launcher nor simulated
         _start_ranks(args.num_ranks or 2)
     validate = args.validate or not (args.benchmark or args.trace_tiles)
 
-    # Peers' memory: C and sums in float32, of the default shape or the one given.
-    sides = [getattr(args, name) or 8192 for name in ("m", "n")]
-    ctx = iris.iris(heap_size=args.heap_size or (1 << 26) + 12 * sides[0] * sides[1])
+    # C, sums in 32 bits and the rest that peers reach, for the shape that is given or a default one.
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    m, n = (getattr(args, name) or (256 if interpreted else 8192) for name in ("m", "n"))
+    ctx = iris.iris(heap_size=args.heap_size or ((1 << 26) if interpreted else (1 << 28)) + 12 * m * n)
     world, rank = ctx.get_num_ranks(), ctx.get_rank()
     if args.num_ranks not in (None, world):
         parser.error(f"--num_ranks is {args.num_ranks}, but the launcher has started {world}")

@@ -86,7 +86,7 @@ def test_a_planted_race_is_found(launch, tmp_path, name):
         words += ("--comm_sms", 1)
     result = launch(3, path, *words, options=("--sim", "--seeds", 8))
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "RaceError" in result.stderr or "UninitialisedRead" in result.stderr, result.stderr
+    assert "RaceError" in result.stderr or "UninitializedReadError" in result.stderr, result.stderr
 
 
 def test_validation_names_the_first_wrong_element(launch, tmp_path):

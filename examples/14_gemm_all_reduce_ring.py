@@ -28,7 +28,7 @@ from iris.x.schedule import grouped_tile, rotated_rank, tile_number
 from iris.x.tile import tile_ptr
 from iris.x.turn import begin_turn
 
-SLOTS = tl.constexpr(2)
+SLOTS = tl.constexpr(2)  # a power of two: counts of messages may wrap
 
 
 @triton.jit
@@ -81,7 +81,7 @@ def all_reduce(
             ctx.wait(ready, received, peer=before)
             ctx.tracing.record_event_end(span)
             span = ctx.tracing.record_event_start(iris.TraceEvent().reduce, before, 0, tile, 1)
-            total = tl.load(own_slots + received % SLOTS * (BLOCK_M * BLOCK_N)) + total
+            total = tl.load(own_slots + (received & (SLOTS - 1)) * (BLOCK_M * BLOCK_N)) + total
             ctx.tracing.record_event_end(span)
             ctx.notify(consumed, received, before)
         if start != after:  # somebody has not added yet
@@ -90,7 +90,7 @@ def all_reduce(
             ctx.wait(consumed, sent - SLOTS, peer=after)  # at once for the first messages
             ctx.tracing.record_event_end(span)
             span = ctx.tracing.record_event_start(iris.TraceEvent().put, after, 0, tile, 2)
-            ctx.store(own_slots + sent % SLOTS * (BLOCK_M * BLOCK_N), total, after)
+            ctx.store(own_slots + (sent & (SLOTS - 1)) * (BLOCK_M * BLOCK_N), total, after)
             ctx.tracing.record_event_end(span)
             ctx.notify(ready, sent, after)
         else:

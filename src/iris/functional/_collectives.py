@@ -183,9 +183,27 @@ def _(x, handle, src):
 
 
 def _broadcast_backward(ctx, grad):
-    total = _all_reduce(grad, ctx.handle, "sum")
-    mine = entry(ctx.handle).ctx.get_rank() == ctx.src
-    return total if mine else torch.zeros_like(total), None, None
+    return _sum_at(grad, ctx.handle, ctx.src), None, None
+
+
+# One operator for all ranks: where a rank did not use the sum, its compiler would drop the call that the others make.
+@torch.library.custom_op("iris::sum_at", mutates_args=(), schema="(Tensor x, str handle, int dst) -> Tensor")
+def _sum_at(x, handle, dst):
+    """The sum of all ranks' inputs on ``dst``, zeros elsewhere."""
+    found = entry(handle)
+    out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    found.ctx.ccl.reduce(out if found.ctx.get_rank() == dst else None, found.on_heap(x), dst, None, found.group)
+    return out
+
+
+@_sum_at.register_fake
+def _(x, handle, dst):
+    entry(handle)
+    return x.new_empty(x.shape)
+
+
+def _sum_at_backward(ctx, grad):
+    return _broadcast(grad, ctx.handle, ctx.src), None, None
 
 
 def _keep_dim(ctx, inputs, output):
@@ -208,6 +226,7 @@ _all_reduce.register_autograd(_all_reduce_backward, setup_context=_keep_op)
 _reduce_scatter.register_autograd(_reduce_scatter_backward, setup_context=_keep_op)
 _all_to_all.register_autograd(_all_to_all_backward, setup_context=_keep_dim)
 _broadcast.register_autograd(_broadcast_backward, setup_context=_keep_src)
+_sum_at.register_autograd(_sum_at_backward, setup_context=_keep_src)
 
 
 def _meant(op: str) -> ReduceOp:

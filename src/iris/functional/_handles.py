@@ -178,7 +178,9 @@ def handle(ctx: Iris, group: Any = None, heap_bytes: int = 0) -> str:
     passage.grow(heap_bytes)
     key = (group if isinstance(group, dist.ProcessGroup) else None, members.ranks)
     if key not in passage.names:
-        name = f"iris:{next(_numbers)}"
+        # PyTorch keeps what it has compiled on disk, by the graph. Shapes and gradients depend on the group and on the
+        # place in it, so they are in the graph with the handle: no rank, and no other world, takes what is not its own.
+        name = f"iris:{next(_numbers)} rank {ctx.get_rank()} of {','.join(map(str, members.ranks))}"
         _entries[name] = Entry(name, group, members, weakref.ref(ctx))
         weakref.finalize(ctx, _entries.pop, name, None).atexit = False
         passage.names[key] = name

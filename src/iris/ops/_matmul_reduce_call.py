@@ -14,12 +14,13 @@ from iris.ops.arguments import Problem
 from iris.ops.call import FusedCall, given_facts, place_facts, tensor_facts, torch_refuses
 from iris.ops.choice import check_fits, fitted, float64_plan
 from iris.ops.config import FusedConfig, HbmBufferConfig
-from iris.ops.division import divided, exchange_time
+from iris.ops.division import divided, exchange_time, tile_time
 from iris.ops.operands import takes_descriptors
 from iris.ops.partials import Partials
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime.calls import Calls, StreamOrder
 from iris.runtime.groups import Group
+from iris.runtime.links import incoming_rate
 from iris.tuning import Plan
 
 if TYPE_CHECKING:
@@ -36,7 +37,11 @@ _VARIANTS = {"fused": SCATTER.value, "two_shot": TWO_SHOT.value, "one_shot": ONE
 _INPUTS = ("A", "B", "bias", "scale_a", "scale_b")
 # Rounds of all programs that multiply tiles of other ranks before the first own ones: an all-reduce has to write the
 # sums on every rank, too, and early ones are written meanwhile.
-_ROUNDS_AHEAD = 1.5
+_ROUNDS_AHEAD = 0.5
+# Rounds of all programs from which on programs bring tiles to other ranks; bytes a second that each brings, and what is
+# kept in reserve.
+_ROUNDS_MOVED = 1.5
+_MOVER_RATE, _MOVERS_SPARE = 20_000_000_000, 1.2
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class Schedule:
         whole: tiles in one piece. splits: pieces along K of each of the others.
         nbytes, flags: sizes of the partial products that come to a rank, and of their flags.
         sums, summed: sizes of the sums of divided tiles (elements), and of their flags.
+        movers: programs that bring tiles to other ranks while the others multiply; 0: whoever multiplies does.
+        moved: tiles that have a flag for that.
         descriptors: whether operands come by tensor descriptors.
     """
 
@@ -78,6 +85,8 @@ class Schedule:
     flags: int
     sums: int
     summed: int
+    movers: int
+    moved: int
     descriptors: bool
 
 
@@ -321,10 +330,31 @@ def _schedule(
         # At least one of each: empty tensors have no address.
         sums=max(1, split * (splits - 1) * m * n),
         summed=max(1, split * (splits - 1)),
+        movers=_movers(ctx, problem, config, variant, programs, positions, owned),
+        moved=positions,
         # Without matrix units operands come from shared memory element by element, and what a descriptor has brought
         # lies there as matrix units want it: kilobytes of registers are spilled.
         descriptors=takes_descriptors(ctx.target, a, b) and (a.dtype != torch.float32 or precision == "tf32"),
     )
+
+
+def _movers(
+    ctx: Iris, problem: Problem, config: FusedConfig, variant: int, programs: int, positions: int, owned: int
+) -> int:
+    """How many programs bring tiles to other ranks.
+
+    A program that stores a tile on another rank waits for that link; programs do at the same time, since tiles take the
+    same time. So where programs multiply several tiles each, others bring the tiles there meanwhile.
+    """
+    peers = problem.world_size - 1
+    if not peers or variant == ONE_SHOT.value or positions < _ROUNDS_MOVED * programs or programs < 2:
+        return 0
+    nbytes = peers * owned * config.block_size_m * config.block_size_n * problem.out_dtype.itemsize
+    if variant == TWO_SHOT.value:
+        nbytes *= 2
+    takes = positions / programs * tile_time(config, problem.K, problem.a_dtype.itemsize)
+    rate = min(nbytes / takes, incoming_rate(ctx, peers))
+    return min(max(1, programs // 4), _ceil(round(rate * _MOVERS_SPARE), _MOVER_RATE))
 
 
 def _facts(ctx: Iris, asked: Asked, call: Call | None, out, a, b, bias) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from iris._events import Event
 from iris.device import _asm, memory, signal, tracing
-from iris.ops._all_reduced_tile import multiply_tile, write_on_all
+from iris.ops._all_reduced_tile_kernel import multiply_tile, write_on_all
 from iris.x.schedule import grouped_tile, rotated_rank, strided_count, strided_rounds, strided_tile
 from iris.x.turn import end_turn
 
@@ -122,6 +122,7 @@ def matmul_all_reduce_ring_kernel(
     tiles = tiles_m * tiles_n
     tasks = strided_rounds(tiles, WORLD) * WORLD
     size: tl.constexpr = BLOCK_M * BLOCK_N
+    place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     task = tl.atomic_add(queue + TASKS, 1, sem="relaxed", scope="gpu")
     while task < tasks:
         round = task // WORLD
@@ -137,7 +138,6 @@ def matmul_all_reduce_ring_kernel(
             )  # fmt: skip
             if TRACING:
                 tracing.end(context, span)
-            place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
             if step > 0:
                 message = received + sent_before(before, round, step - 1, tiles, WORLD)
                 slot = message & (SLOTS - 1)

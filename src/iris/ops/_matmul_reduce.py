@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from iris.errors import ArgumentError
 from iris.ops import _moving_sums
-from iris.ops._matmul_reduce_call import Asked, Call, State, checked, new_workspace
+from iris.ops._matmul_reduce_call import Asked, Call, Schedule, State, checked, new_workspace
 from iris.ops._matmul_reduce_kernel import matmul_reduce_kernel
 from iris.ops.arguments import ACTIVATIONS
 from iris.ops.call import address, float32_matmul, issue_in_order, layout, outside_of_graphs
@@ -94,7 +94,7 @@ def _issue(ctx, call: Call, workspace, out, a, b, bias, asked: Asked, members: G
 
 def _run_kernel(ctx, call: Call, workspace, out, a, b, bias, scales, members: Group) -> None:
     problem, config, s = call.problem, call.plan.config, call.schedule
-    assert s is not None
+    assert isinstance(s, Schedule)
     memory = workspace.partials.get(s.nbytes, s.flags)
     sums, summed = memory.sums(s.sums, s.summed, torch.int32 if a.dtype == torch.int8 else torch.float32)
     workspace.aux_buffer = memory.buffer

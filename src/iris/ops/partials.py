@@ -120,9 +120,8 @@ class Partials:
         heap = self._ctx.heap
         if self.locks is None:
             self.locks, self.counters = new_pair_flags(self._ctx, _SITE)
-        self.buffer = heap.allocate(nbytes, torch.uint8, site=_SITE)
-        if self.zeroed:
-            self.buffer.zero_()
+        buffer = heap.allocate(nbytes, torch.uint8, site=_SITE)
+        self.buffer = buffer.zero_() if self.zeroed else buffer
         # Flags of calls to come are above those of earlier calls, and so above 0.
         self.arrived = heap.allocate(flags, torch.int32, site=f"flags of {_SITE}").zero_()
         self.sizes = (nbytes, flags)

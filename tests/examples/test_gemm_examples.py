@@ -40,13 +40,13 @@ def test_every_access_is_right(run, example, ranks, datatype):
 
 @each
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_few_programs_at_a_time_in_many_orders(run, example, ranks):
-    """One tile, and as many programs resident at a time as one or two: none waits for one that cannot start."""
-    for resident in (1, 2):
-        options = ("--sim", "--seeds", 3, "--resident-programs", resident)
-        run(ranks, example, "--validate", "-m", 7, "-n", 9, "-k", 5, *SMALL, options=options)
-        run(ranks, example, "--validate", "-m", 50, "-n", 70, "-k", 20, *SMALL, options=options)
+@pytest.mark.parametrize("shape", [(7, 9, 5), (40, 50, 20)], ids=["one-tile", "six-tiles"])
+@pytest.mark.parametrize(("ranks", "resident"), [(2, 1), (3, 1), (3, 2), (5, 2)])
+def test_few_programs_at_a_time_in_two_orders(run, example, ranks, resident, shape):
+    """As many programs resident at a time as one or two: none waits for one that cannot start."""
+    m, n, k = shape
+    words = ("--validate", "-m", m, "-n", n, "-k", k, *SMALL)
+    run(ranks, example, *words, options=("--sim", "--seeds", 2, "--resident-programs", resident))
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ def test_one_program_at_a_time_does_all(sim, algorithm):
     sim.run(bodies.body_seeds, 3, OPERATION, algorithm, 40, 1)
 
 
-@pytest.mark.seeds(7)
+@pytest.mark.seeds(4)
 @pytest.mark.sim(device="h200")
 @exchanged
 def test_in_any_order(sim, algorithm):

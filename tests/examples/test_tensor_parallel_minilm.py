@@ -16,7 +16,7 @@ with_model = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.joi
 
 @pytest.fixture
 def text(tmp_path):
-    """Few sentences of unequal lengths: 7, 12 and 3 tokens with the marks, which 2, 3 and 4 ranks do not divide."""
+    """Few sentences of unequal lengths: 7, 12 and 3 tokens with the marks, 22 together, which 3, 4 and 6 ranks do not divide."""
     path = tmp_path / "sentences.txt"
     path.write_text("The dough is rising.\n\nAfter an hour the dough has risen well.\nRain.\n")
     return path
@@ -53,9 +53,9 @@ def test_replicated_rows(run, text, ranks):
 @with_model
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["sequence", "replicated"])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_no_race_and_no_deadlock(run, text, ranks, sharding):
-    """22 rows that 3 and 4 ranks do not divide, with every access checked."""
+    """22 rows that 3 ranks do not divide, with every access checked."""
     check(run(ranks, EXAMPLE, "--validate", "--sharding", sharding, "--text", text, options=("--sim",)), ranks)
 
 

@@ -16,7 +16,7 @@ with_model = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.joi
 
 @pytest.fixture
 def text(tmp_path):
-    """Few sentences of unequal lengths: 7, 12 and 3 tokens with the marks, 22 together, which 3, 4 and 6 ranks do not divide."""
+    """Sentences of unequal lengths: 22 tokens together with the marks, which 3, 4 and 6 ranks do not divide."""
     path = tmp_path / "sentences.txt"
     path.write_text("The dough is rising.\n\nAfter an hour the dough has risen well.\nRain.\n")
     return path

@@ -142,15 +142,21 @@ else:
 
     @triton.jit
     def _pause():
-        # AMD only.
-        tl.inline_asm_elementwise("s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1)
+        # A fraction of a microsecond, in which others have the memory's attention.
+        if target_info.is_cuda():
+            tl.inline_asm_elementwise(
+                "nanosleep.u32 200; mov.b32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+            )
+        else:
+            tl.inline_asm_elementwise("s_sleep 1\n v_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1)
 
     @triton.jit
     def poll(flag_ptr, value):
         """Reads a flag some times, cheaply, until it reached ``value``. Orders nothing; threads may leave apart.
 
-        NVIDIA: volatile loads, which take no ownership of the line. AMD: nothing but a pause, because the compiler
-        may move a volatile load out of the loop there; the caller's read-modify-write is the poll.
+        NVIDIA: volatile loads, which take no ownership of the line, and a pause when they were in vain. AMD: nothing but
+        a pause, because the compiler may move a volatile load out of the loop there; the caller's read-modify-write is
+        the poll.
         """
         if target_info.is_cuda():
             turn = 0
@@ -158,6 +164,8 @@ else:
             while (seen - value < 0) & (turn < 64):
                 seen = tl.load(flag_ptr, volatile=True)
                 turn += 1
+            if seen - value < 0:
+                _pause()
         else:
             _pause()
 
@@ -175,6 +183,8 @@ else:
             while (behind < 0) & (turn < 256):
                 behind = tl.min(_acquiring_load(flag_ptrs) - values)
                 turn += 1
+            if behind < 0:
+                _pause()
             return _by_all_threads(tl.where(behind >= 0, 1, 0))
         else:
             seen = tl.atomic_add(flag_ptrs, tl.zeros_like(values), sem="acquire", scope="sys")

@@ -130,15 +130,6 @@ def wait_all(flag_ptrs, values, context, peers, kernel=0):
 
 
 @triton.jit
-def all_arrived(flag_ptrs, values):
-    """Whether each of several own flags has reached its value: 1, with the guarantees of :func:`wait`, or 0.
-
-    May wait some microseconds for it. Arguments as of :func:`wait_all`.
-    """
-    return _asm.arrived(flag_ptrs, values)
-
-
-@triton.jit
 def _slot_and_limit(context):
     world_size = tl.load(context + 1)
     tail = context + 2 + world_size + TRACE_WORDS

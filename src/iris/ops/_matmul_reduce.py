@@ -98,10 +98,6 @@ def _run_kernel(ctx, call: Call, workspace, out, a, b, bias, scales, members: Gr
     memory = workspace.partials.get(s.nbytes, s.flags)
     sums, summed = memory.sums(s.sums, s.summed, torch.int32 if a.dtype == torch.int8 else torch.float32)
     workspace.aux_buffer = memory.buffer
-    outbox, done = out, summed
-    if s.movers:
-        outbox, done = memory.outbox(s.nbytes, s.moved)
-        outbox = outbox[: s.nbytes].view(out.dtype)
     wide = bias.expand(problem.M, problem.N)[call.first :] if bias is not None else out
     scale_a, scale_b = scales if problem.scaled else (out, out)
     descriptors = (None, None)
@@ -112,16 +108,16 @@ def _run_kernel(ctx, call: Call, workspace, out, a, b, bias, scales, members: Gr
         )
     launch.start(
         ctx, matmul_reduce_kernel, (s.grid,),
-        *descriptors, a, b, wide, scale_a, scale_b, out, memory.buffer[: s.nbytes].view(out.dtype),
+        *descriptors, a, b, wide, scale_a, scale_b, out, memory.buffer.view(out.dtype),
         problem.M, problem.N, problem.K, call.chunk,
         *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
-        memory.arrived, sums, summed, outbox, done, memory.queue, s.ahead, s.whole, s.splits, s.movers,
+        memory.arrived, sums, summed, memory.queue,
+        memory.sizes[0] // 2 // out.element_size(), s.ahead, s.whole, s.splits, s.senders,
         memory.locks, memory.counters, ctx.group_members(members), members.index, ctx.get_device_context(),
         WORLD=members.size,
         # A block has at least two elements.
         LANES=max(2, 1 << (members.size - 1).bit_length()),
         VARIANT=s.variant,
-        MOVED=s.movers > 0,
         BLOCK_M=config.block_size_m,
         BLOCK_N=config.block_size_n,
         BLOCK_K=config.block_size_k,

@@ -14,14 +14,15 @@ from iris.ops.arguments import Problem
 from iris.ops.call import FusedCall, given_facts, place_facts, tensor_facts, torch_refuses
 from iris.ops.choice import check_fits, fitted, float64_plan
 from iris.ops.config import FusedConfig, HbmBufferConfig
-from iris.ops.division import divided, exchange_time, tile_time
+from iris.ops.division import divided, exchange_time
 from iris.ops.operands import takes_descriptors
 from iris.ops.partials import Partials
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime.calls import Calls, StreamOrder
 from iris.runtime.groups import Group
-from iris.runtime.links import incoming_rate
+from iris.runtime.links import link_of
 from iris.tuning import Plan
+from iris.tuning.steps import lookup
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -38,10 +39,12 @@ _INPUTS = ("A", "B", "bias", "scale_a", "scale_b")
 # Rounds of all programs that multiply tiles of other ranks before the first own ones: an all-reduce has to write the
 # sums on every rank, too, and early ones are written meanwhile.
 _ROUNDS_AHEAD = 0.5
-# Rounds of all programs from which on programs bring tiles to other ranks; bytes a second that each brings, and what is
-# kept in reserve.
-_ROUNDS_MOVED = 1.5
-_MOVER_RATE, _MOVERS_SPARE = 20_000_000_000, 1.2
+# Rounds from which on a reduce-scatter, which writes nothing to other ranks after its sums, does all of theirs first.
+_ROUNDS_IN_TURN = 6
+# Tiles for problems of one round, from large to small: rows, columns, depth, stages, warps; measured on an H200.
+_SMALLER_TILES = ((128, 128, 128, 3, 8), (64, 128, 128, 4, 8), (64, 64, 128, 6, 4))
+# Programs that send at a time where they multiply several tiles each: enough for a link.
+_SENDERS = 24
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,7 @@ class Schedule:
         whole: tiles in one piece. splits: pieces along K of each of the others.
         nbytes, flags: sizes of the partial products that come to a rank, and of their flags.
         sums, summed: sizes of the sums of divided tiles (elements), and of their flags.
-        movers: programs that bring tiles to other ranks while the others multiply; 0: whoever multiplies does.
-        moved: tiles that have a flag for that.
+        senders: programs that may send to other ranks at a time.
         descriptors: whether operands come by tensor descriptors.
     """
 
@@ -85,8 +87,7 @@ class Schedule:
     flags: int
     sums: int
     summed: int
-    movers: int
-    moved: int
+    senders: int
     descriptors: bool
 
 
@@ -180,7 +181,7 @@ class State(Calls[Call]):
 
     def _memory(self, algorithm: str) -> Partials:
         """The context's own memory for an algorithm; those that exchange partial products share one."""
-        kind = algorithm if algorithm in _moving_sums.ALGORITHMS else ""
+        kind = algorithm if algorithm in (*_moving_sums.ALGORITHMS, "one_shot") else ""
         if kind not in self._memories:
             self._memories[kind] = Partials(self._ctx, zeroed=algorithm == "atomic")
         return self._memories[kind]
@@ -277,9 +278,10 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
         tiles = config
         if tiles is None:
             chunk = _ceil(problem.M, problem.world_size) if operation == REDUCE_SCATTER else problem.M
-            tiles = fitted(ctx.target, replace(problem, M=chunk))
             if taken in _moving_sums.ALGORITHMS:
-                tiles = _moving_sums.narrowed(tiles)
+                tiles = _moving_sums.narrowed(fitted(ctx.target, replace(problem, M=chunk)))
+            else:
+                tiles = tiles_for(ctx, problem, chunk, problem.world_size if operation == REDUCE_SCATTER else 1)
         check_fits(ctx.target, tiles, problem)
         if operation == ALL_REDUCE:
             tiles = replace(tiles, all_reduce_variant=taken)
@@ -299,7 +301,38 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
         return plan(kernel, "heuristic", refusal)
     if problem.world_size == 1:
         return plan("torch", "fallback", "one rank has nothing to add, so PyTorch's matmul runs")
-    return plan("torch", "fallback", "the library's kernels have not been measured yet, so PyTorch multiplies and adds")
+    if problem.a_dtype.itemsize != 2:
+        reason = "the library's kernels were measured with 16-bit types only, so PyTorch multiplies and adds"
+        return plan("torch", "fallback", reason)
+    nbytes, link = problem.M * problem.N * problem.out_dtype.itemsize, link_of(ctx)
+    entry = lookup(operation, link, problem.world_size, nbytes)
+    upper = "and more" if entry.bytes_to is None else f"to {entry.bytes_to}"
+    reason = (
+        f"the sum has {nbytes} bytes; the table has it for {entry.bytes_from} {upper}, {problem.world_size} ranks, "
+        f"{link} ({entry.source})"
+    )
+    if entry.algorithm == "two_shot" and not reachable:
+        return plan("one_shot", "heuristic", "the other ranks cannot write C, which is not on the symmetric heap")
+    return plan(entry.algorithm, "exact" if entry.measured else "heuristic", reason)
+
+
+def tiles_for(ctx: Iris, problem: Problem, rows: int, owners: int) -> FusedConfig:
+    """Tiles of a product of ``rows`` rows for each of ``owners``.
+
+    What cannot keep all programs busy with tiles of the best shape takes the smallest that still are multiplied in one
+    round, because more programs read B then; and with few rows, tiles that are deep, because B comes from memory.
+    """
+    target, programs = ctx.target, ctx.get_cu_count()
+    config = fitted(target, replace(problem, M=rows))
+    if target.vendor != "nvidia" or not target.compiled or problem.a_dtype.itemsize != 2 or not rows:
+        return config
+    if config.block_size_m <= 32:
+        return replace(config, block_size_k=256, num_stages=4)
+    for m, n, k, stages, warps in _SMALLER_TILES:
+        tiles = owners * _ceil(rows, m) * _ceil(problem.N, n)
+        if m <= config.block_size_m and n <= config.block_size_n and tiles <= programs:
+            config = replace(config, block_size_m=m, block_size_n=n, block_size_k=k, num_stages=stages, num_warps=warps)
+    return config
 
 
 def _schedule(
@@ -312,9 +345,9 @@ def _schedule(
     # A rank owns, that is, adds up, so many tiles; and multiplies so many.
     owned = _ceil(tiles, world) if variant == TWO_SHOT.value else tiles
     positions = tiles if variant == ONE_SHOT.value else owned * world
-    ahead = owned
-    if variant == TWO_SHOT.value:
-        ahead = min(owned, _ceil(round(_ROUNDS_AHEAD * programs), max(1, world - 1)))
+    ahead = min(owned, _ceil(round(_ROUNDS_AHEAD * programs), max(1, world - 1)))
+    if variant == SCATTER.value and positions > _ROUNDS_IN_TURN * programs:
+        ahead = owned
     depth, itemsize = problem.K, problem.a_dtype.itemsize
     exchange = exchange_time(config, depth, itemsize) if depth else 0.0
     whole, splits = divided(positions, programs, _ceil(depth, config.block_size_k), exchange)
@@ -325,36 +358,18 @@ def _schedule(
         ahead=ahead,
         whole=whole,
         splits=splits,
-        nbytes=max(1, world - 1) * owned * m * n * problem.out_dtype.itemsize,
+        # Calls that do not end together have two in turn.
+        nbytes=max(1, world - 1) * owned * m * n * problem.out_dtype.itemsize * (1 + (variant == ONE_SHOT.value)),
         flags=max(1, world - 1) * owned,
         # At least one of each: empty tensors have no address.
         sums=max(1, split * (splits - 1) * m * n),
         summed=max(1, split * (splits - 1)),
-        movers=_movers(ctx, problem, config, variant, programs, positions, owned),
-        moved=positions,
+        # A single round ends at once, and is not to end later.
+        senders=_SENDERS if positions > programs and variant != ONE_SHOT.value else programs,
         # Without matrix units operands come from shared memory element by element, and what a descriptor has brought
         # lies there as matrix units want it: kilobytes of registers are spilled.
         descriptors=takes_descriptors(ctx.target, a, b) and (a.dtype != torch.float32 or precision == "tf32"),
     )
-
-
-def _movers(
-    ctx: Iris, problem: Problem, config: FusedConfig, variant: int, programs: int, positions: int, owned: int
-) -> int:
-    """How many programs bring tiles to other ranks.
-
-    A program that stores a tile on another rank waits for that link; programs do at the same time, since tiles take the
-    same time. So where programs multiply several tiles each, others bring the tiles there meanwhile.
-    """
-    peers = problem.world_size - 1
-    if not peers or variant == ONE_SHOT.value or positions < _ROUNDS_MOVED * programs or programs < 2:
-        return 0
-    nbytes = peers * owned * config.block_size_m * config.block_size_n * problem.out_dtype.itemsize
-    if variant == TWO_SHOT.value:
-        nbytes *= 2
-    takes = positions / programs * tile_time(config, problem.K, problem.a_dtype.itemsize)
-    rate = min(nbytes / takes, incoming_rate(ctx, peers))
-    return min(max(1, programs // 4), _ceil(round(rate * _MOVERS_SPARE), _MOVER_RATE))
 
 
 def _facts(ctx: Iris, asked: Asked, call: Call | None, out, a, b, bias) -> dict[str, Any]:

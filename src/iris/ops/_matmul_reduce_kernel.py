@@ -12,12 +12,12 @@ from iris.device.address import element_bytes, translate
 from iris.x.epilogue import finished_tile
 from iris.x.gemm import multiply_blocks
 from iris.x.schedule import divided_tile, grouped_tile, rotated_rank
-from iris.x.turn import end_turn
+from iris.x.turn import end_alone, end_turn
 
 # Words of ``queue``, int32 in ordinary memory.
 TILES = tl.constexpr(0)  # pieces of work that a program has taken
-MOVES = tl.constexpr(1)  # tiles that a program has taken to bring to other ranks
-ROLES = tl.constexpr(2)  # programs that have started
+SENDS = tl.constexpr(1)  # programs that had something to send
+SENT = tl.constexpr(2)  # programs that have sent it
 EPOCH = tl.constexpr(3)  # calls before this one
 QUEUE_WORDS = 4
 
@@ -27,7 +27,6 @@ _COMPUTE = tl.constexpr(int(Event.COMPUTE))
 _REDUCE = tl.constexpr(int(Event.REDUCE))
 _STORE = tl.constexpr(int(Event.STORE))
 _WAIT = tl.constexpr(int(Event.WAIT))
-_MOVED_AT_ONCE = tl.constexpr(16384)  # elements; in 16 bits a quarter of the registers of 8 warps
 
 
 @triton.jit
@@ -68,63 +67,6 @@ def tile_place(
 
 
 @triton.jit
-def _move_until(
-    limit, queue, partial_ptr, outbox_ptr, out_ptr, M, N, chunk, tiles_m, tiles_n, tiles, owned, ahead,
-    stride_om, stride_on, arrived, done, epoch, counters, members, index, context,
-    WORLD: tl.constexpr, VARIANT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
-    TRACING: tl.constexpr, KERNEL: tl.constexpr,
-):  # fmt: skip
-    """Bring tiles to where they are wanted, up to the ``limit``-th, as they are multiplied here: a partial product to
-    the owner, a sum (``TWO_SHOT``) to all other ranks.
-
-    Which tile is next is one number for all programs, taken by compare-and-swap, so that nobody takes one at or past
-    his limit: a program that has tiles to multiply must not wait for a later one.
-    """
-    rank = tl.load(members + index)
-    item = tl.atomic_add(queue + MOVES, 0, sem="relaxed", scope="gpu")
-    while item < limit:
-        found = tl.atomic_cas(queue + MOVES, item, item + 1, sem="relaxed", scope="gpu")
-        if found == item:
-            distance, number = owned_tile(item, owned, ahead, WORLD)
-            owner = rotated_rank(index, distance, WORLD)
-            slot = number * WORLD + owner
-            first_row, row_end, out_row, tile_n = tile_place(
-                owner, number, tl.minimum(slot, tiles - 1), M, tiles_m, tiles_n, chunk, BLOCK_M, GROUP_M, VARIANT
-            )
-            there = first_row < row_end
-            if VARIANT == TWO_SHOT:
-                there = slot < tiles
-            if there:
-                signal.wait(done + item, epoch, context, rank, KERNEL)
-                target = tl.load(members + owner)
-                if TRACING:
-                    span = tracing.start(context, _STORE, target, number, distance)
-                if distance > 0:
-                    size: tl.constexpr = BLOCK_M * BLOCK_N
-                    place = tl.cast((WORLD - 1 - distance) * owned + number, tl.int64) * size
-                    due = link.charge_write(size * element_bytes(partial_ptr.dtype), rank, target, context + 2)
-                    step: tl.constexpr = min(size, _MOVED_AT_ONCE)
-                    for first in range(0, size, step):
-                        at = place + first + tl.arange(0, step)
-                        tl.store(translate(partial_ptr + at, rank, target, context + 2), tl.load(outbox_ptr + at))
-                    link.carried(due)
-                    flag = arrived + (WORLD - 1 - distance) * owned + number
-                    signal.notify(flag, tl.load(counters + target) + 1, rank, target, context + 2)
-                elif VARIANT == TWO_SHOT:
-                    rows: tl.constexpr = min(BLOCK_M, max(1, _MOVED_AT_ONCE // BLOCK_N))
-                    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-                    for first in range(0, BLOCK_M, rows):
-                        at = out_row + first + tl.arange(0, rows)
-                        mask = (at < row_end)[:, None] & (columns < N)[None, :]
-                        to = out_ptr + at.to(tl.int64)[:, None] * stride_om + columns.to(tl.int64)[None, :] * stride_on
-                        value = tl.load(to, mask=mask)
-                        _write_to_peers(value, to, mask, index, members, context, WORLD)
-                if TRACING:
-                    tracing.end(context, span)
-        item = tl.where(found == item, item + 1, found)
-
-
-@triton.jit
 def _write_to_peers(value, to, mask, index, members, context, WORLD: tl.constexpr):
     rank = tl.load(members + index)
     due = tl.full((), 0, tl.int64)
@@ -145,6 +87,20 @@ def _whole_sum(acc, sums_ptr, count, place, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _may_send(queue, senders, context, rank, KERNEL: tl.constexpr):
+    """Wait until fewer than ``senders`` programs send. Those that do wait for nothing but links."""
+    turn = tl.atomic_add(queue + SENDS, 1, sem="relaxed", scope="gpu")
+    if turn >= senders:
+        signal.wait(queue + SENT, turn + 1 - senders, context, rank, KERNEL)
+
+
+@triton.jit
+def _sent(queue):
+    tl.debug_barrier()
+    tl.atomic_add(queue + SENT, 1, sem="relaxed", scope="gpu")
+
+
+@triton.jit
 def _send(product, mine, place, distance, index, members, context, WORLD: tl.constexpr):
     """Store a partial product in the owner's memory, in the place that is for this rank."""
     rank = tl.load(members + index)
@@ -156,23 +112,30 @@ def _send(product, mine, place, distance, index, members, context, WORLD: tl.con
 
 
 @triton.jit
-def _add_and_write(
-    product, theirs, stride_part, place, rows, columns, mask, index, members, out_ptr, stride_om, stride_on, bias_ptr,
-    stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, context,
-    WORLD: tl.constexpr, TO_PEERS: tl.constexpr, ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, ACTIVATION: tl.constexpr,
-):  # fmt: skip
-    """Add the peers' partial products to the own one, and write what comes of it, with ``TO_PEERS`` on every rank."""
-    total = tl.zeros(product.shape, dtype=ACCUMULATOR)
-    # In the order of the members, whoever adds: all ranks, and all algorithms, have the same bits.
-    for step in range(WORLD):
-        if WORLD > 1:
+def _sum_of_members(product, theirs, stride_part, place, index, WORLD: tl.constexpr, ACCUMULATOR: tl.constexpr):
+    """The own partial product plus those of the peers, which have come to ``theirs``."""
+    if WORLD == 2:
+        total = product.to(ACCUMULATOR) + tl.load(theirs + place).to(ACCUMULATOR)
+    else:
+        total = tl.zeros(product.shape, dtype=ACCUMULATOR)
+        # In the order of the members, whoever adds: all ranks, and all algorithms, have the same bits. Not unrolled, or
+        # all parts would be loaded at once, for which registers do not suffice.
+        for step in range(WORLD):
             part = (step + WORLD - 1 - index) % WORLD
             there = place * 0 + part < WORLD - 1
             value = tl.load(theirs + part * stride_part + place, mask=there, other=0)
             total += tl.where(there, value, product).to(ACCUMULATOR)
-        else:
-            total += product.to(ACCUMULATOR)
+    return total
+
+
+@triton.jit
+def _finish(
+    total, rows, columns, mask, index, members, out_ptr, stride_om, stride_on, bias_ptr, stride_biasm, stride_biasn,
+    scale_a_ptr, scale_b_ptr, context,
+    WORLD: tl.constexpr, TO_PEERS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Write what comes of a sum, with ``TO_PEERS`` on every rank."""
     value = finished_tile(
         total, rows, columns, mask, bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
         HAS_BIAS, HAS_SCALES, ACTIVATION, out_ptr.dtype.element_ty,
@@ -183,7 +146,7 @@ def _add_and_write(
         _write_to_peers(value, to, mask, index, members, context, WORLD)
 
 
-@triton.jit(do_not_specialize=["M", "index", "ahead", "whole", "splits", "movers"])
+@triton.jit(do_not_specialize=["M", "index", "ahead", "whole", "splits", "senders"])
 def matmul_reduce_kernel(
     a_desc,
     b_desc,
@@ -209,13 +172,12 @@ def matmul_reduce_kernel(
     arrived,
     sums_ptr,
     summed,
-    outbox_ptr,
-    done,
     queue,
+    alternate,
     ahead,
     whole,
     splits,
-    movers,
+    senders,
     flags,
     counters,
     members,
@@ -224,7 +186,6 @@ def matmul_reduce_kernel(
     WORLD: tl.constexpr,
     LANES: tl.constexpr,
     VARIANT: tl.constexpr,
-    MOVED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -247,9 +208,12 @@ def matmul_reduce_kernel(
     The tiles from the ``whole``-th on are divided along K into ``splits`` pieces. All but the last leave their sums in
     ``sums_ptr`` (of the accumulator's type) and the number of the call in ``summed``; the last adds them.
 
-    With ``MOVED`` what goes to other ranks is left in ``outbox_ptr``, which is laid out as ``partial_ptr``, or in the
-    output, and the number of the call in ``done``, for each tile in the order of multiplication; ``movers`` programs
-    bring it there. Without, whoever multiplies a tile stores it on the other rank himself.
+    At most ``senders`` programs send at a time. Tiles take the same time, so programs end them together, and if all
+    sent at once each would wait until a link has carried everything. So they come to end their tiles one after the
+    other instead.
+
+    With ``ONE_SHOT`` there are two of ``partial_ptr``, ``alternate`` elements apart, for calls in turn: a peer that has
+    sent something for this call has done with the call before, so nobody waits for that at the end.
     """
     rank = tl.load(members + index)
     epoch = tl.load(queue + EPOCH) + 1
@@ -275,158 +239,149 @@ def matmul_reduce_kernel(
     in_row = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N
 
     items = whole + (positions - whole) * splits
-    moves = positions
-    if VARIANT == SCATTER:
-        moves = owned * (WORLD - 1)  # the first ones
-    to_peers: tl.constexpr = VARIANT == TWO_SHOT and not MOVED
-    moving = False
-    if MOVED:
-        # The first program to start multiplies, so that whoever moves waits for programs that run.
-        role = tl.atomic_add(queue + ROLES, 1, sem="relaxed", scope="gpu")
-        moving = (role > 0) & (role <= movers)
-    for phase in range(2 if MOVED else 1):
-        if MOVED & ((phase == 1) | moving):
-            _move_until(
-                moves, queue, partial_ptr, outbox_ptr, out_ptr, M, N, chunk, tiles_m, tiles_n, tiles, owned, ahead,
-                stride_om, stride_on, arrived, done, epoch, counters, members, index, context,
-                WORLD, VARIANT, BLOCK_M, BLOCK_N, GROUP_M, TRACING, KERNEL,
+    to_peers: tl.constexpr = VARIANT == TWO_SHOT and WORLD > 1
+    item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+    while item < items:
+        position, piece, pieces = divided_tile(item, whole, splits)
+        distance, number = tl.full((), 0, tl.int32), position
+        if VARIANT != ONE_SHOT:
+            distance, number = owned_tile(position, owned, ahead, WORLD)
+        owner = rotated_rank(index, distance, WORLD)
+        slot = number * WORLD + owner
+        if VARIANT == ONE_SHOT:
+            slot = number
+        first_row, row_end, out_row, tile_n = tile_place(
+            owner, number, tl.minimum(slot, tiles - 1), M, tiles_m, tiles_n, chunk, BLOCK_M, GROUP_M, VARIANT
+        )
+        there = first_row < row_end
+        if VARIANT == TWO_SHOT:
+            there = slot < tiles
+        if there:
+            if TRACING:
+                span = tracing.start(context, _COMPUTE, tl.load(members + owner), number, piece)
+            columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            rows = first_row + tl.arange(0, BLOCK_M)
+            # The last piece is longer: it ends when the others have left their sums.
+            first = blocks * piece * 15 // (pieces * 16)
+            last = blocks * (piece + 1) * 15 // (pieces * 16)
+            if piece == pieces - 1:
+                last = blocks
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=kind)
+            acc = multiply_blocks(
+                acc, a_desc, a_ptr, first_row, rows.to(tl.int64) * stride_am, rows < row_end, 0, 0, stride_ak,
+                b_desc, b_ptr, tile_n * BLOCK_N, columns.to(tl.int64) * stride_bn, columns < N, stride_bk,
+                first, last, K, 0, 0, rank, rank, context + 2,
+                1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, 1, B_TRANSPOSED, DESCRIPTORS, PRECISION,
             )  # fmt: skip
-        item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
-        while item < items:
-            position, piece, pieces = divided_tile(item, whole, splits)
-            distance, number = tl.full((), 0, tl.int32), position
-            if VARIANT != ONE_SHOT:
-                distance, number = owned_tile(position, owned, ahead, WORLD)
-            owner = rotated_rank(index, distance, WORLD)
-            slot = number * WORLD + owner
-            if VARIANT == ONE_SHOT:
-                slot = number
-            first_row, row_end, out_row, tile_n = tile_place(
-                owner, number, tl.minimum(slot, tiles - 1), M, tiles_m, tiles_n, chunk, BLOCK_M, GROUP_M, VARIANT
-            )
-            there = first_row < row_end
-            if VARIANT == TWO_SHOT:
-                there = slot < tiles
-            if there:
-                if TRACING:
-                    span = tracing.start(context, _COMPUTE, tl.load(members + owner), number, piece)
-                columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-                rows = first_row + tl.arange(0, BLOCK_M)
-                # The last piece is longer: it ends when the others have left their sums.
-                first = blocks * piece * 15 // (pieces * 16)
-                last = blocks * (piece + 1) * 15 // (pieces * 16)
-                if piece == pieces - 1:
-                    last = blocks
-                acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=kind)
-                acc = multiply_blocks(
-                    acc, a_desc, a_ptr, first_row, rows.to(tl.int64) * stride_am, rows < row_end, 0, 0, stride_ak,
-                    b_desc, b_ptr, tile_n * BLOCK_N, columns.to(tl.int64) * stride_bn, columns < N, stride_bk,
-                    first, last, K, 0, 0, rank, rank, context + 2,
-                    1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, 1, B_TRANSPOSED, DESCRIPTORS, PRECISION,
-                )  # fmt: skip
-                if TRACING:
-                    tracing.end(context, span)
-                sums = (position - whole) * (splits - 1)
-                others = sums_ptr + tl.cast(sums, tl.int64) * size
-                # Sums, partial products and outputs go by halves of a wide tile, for which registers and shared memory
-                # have room beside the other half.
-                wide: tl.constexpr = BLOCK_N >= 256
-                half: tl.constexpr = BLOCK_N // 2 if BLOCK_N >= 256 else BLOCK_N
-                place = in_row + tl.arange(0, half)[None, :]
-                if piece < pieces - 1:
-                    tl.store(others + tl.cast(piece, tl.int64) * size + in_row + tl.arange(0, BLOCK_N)[None, :], acc)
-                    signal.publish(summed + sums + piece, epoch)
+            if TRACING:
+                tracing.end(context, span)
+            sums = (position - whole) * (splits - 1)
+            others = sums_ptr + tl.cast(sums, tl.int64) * size
+            # Sums, partial products and outputs go by halves of a wide tile, for which registers and shared memory
+            # have room beside the other half.
+            wide: tl.constexpr = BLOCK_N >= 256
+            half: tl.constexpr = BLOCK_N // 2 if BLOCK_N >= 256 else BLOCK_N
+            place = in_row + tl.arange(0, half)[None, :]
+            if piece < pieces - 1:
+                tl.store(others + tl.cast(piece, tl.int64) * size + in_row + tl.arange(0, BLOCK_N)[None, :], acc)
+                signal.publish(summed + sums + piece, epoch)
+                item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+            else:
+                # The other pieces were given out before this one, to programs that wait for nothing.
+                for other in range(pieces - 1):
+                    signal.wait(summed + sums + other, epoch, context, rank, KERNEL)
+                if wide:
+                    left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
+                    left = numeric.narrow(_whole_sum(left, others, pieces - 1, place, size), partial_kind)
+                    right = numeric.narrow(_whole_sum(right, others, pieces - 1, place + half, size), partial_kind)
                 else:
-                    # The other pieces were given out before this one, to programs that wait for nothing.
-                    for other in range(pieces - 1):
-                        signal.wait(summed + sums + other, epoch, context, rank, KERNEL)
-                    if wide:
-                        left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
-                        left = numeric.narrow(_whole_sum(left, others, pieces - 1, place, size), partial_kind)
-                        right = numeric.narrow(_whole_sum(right, others, pieces - 1, place + half, size), partial_kind)
-                    else:
-                        left = numeric.narrow(_whole_sum(acc, others, pieces - 1, place, size), partial_kind)
+                    left = numeric.narrow(_whole_sum(acc, others, pieces - 1, place, size), partial_kind)
 
-                    if MOVED & (distance > 0):
-                        mine = outbox_ptr + tl.cast((WORLD - 1 - distance) * owned + number, tl.int64) * size
-                        tl.store(mine + place, left)
-                        if wide:
-                            tl.store(mine + place + half, right)
-                        signal.publish(done + position, epoch)
-                    elif (WORLD > 1) & ((distance > 0) | (VARIANT == ONE_SHOT)):
-                        if TRACING:
-                            span = tracing.start(context, _STORE, tl.load(members + owner), number, piece)
-                        due = tl.full((), 0, tl.int64)
-                        nearest, farthest = distance, distance + 1
+                if distance > 0:
+                    # On its way while the product is stored. Not before a wait: what is given out is begun at once.
+                    item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+                if (WORLD > 1) & ((distance > 0) | (VARIANT == ONE_SHOT)):
+                    if TRACING:
+                        span = tracing.start(context, _STORE, tl.load(members + owner), number, piece)
+                    _may_send(queue, senders, context, rank, KERNEL)
+                    due = tl.full((), 0, tl.int64)
+                    nearest, farthest = distance, distance + 1
+                    if VARIANT == ONE_SHOT:
+                        nearest, farthest = distance + 1, distance + WORLD
+                    for to in range(nearest, farthest):
+                        mine = partial_ptr + tl.cast((WORLD - 1 - to) * owned + number, tl.int64) * size
                         if VARIANT == ONE_SHOT:
-                            nearest, farthest = distance + 1, distance + WORLD
-                        for to in range(nearest, farthest):
-                            mine = partial_ptr + tl.cast((WORLD - 1 - to) * owned + number, tl.int64) * size
-                            due = tl.maximum(due, _send(left, mine, place, to, index, members, context, WORLD))
-                            if wide:
-                                sent = _send(right, mine, place + half, to, index, members, context, WORLD)
-                                due = tl.maximum(due, sent)
-                        link.carried(due)
-                        readers = lanes < WORLD - 1
-                        if VARIANT != ONE_SHOT:
-                            readers = lanes + 1 == distance
-                        arrives = arrived + (WORLD - 2 - lanes) * owned + number
-                        signal.notify_all(
-                            tl.where(readers, arrives, arrived), meetings, readers, rank, peers, context + 2
-                        )
+                            mine += (epoch & 1) * alternate
+                        due = tl.maximum(due, _send(left, mine, place, to, index, members, context, WORLD))
+                        if wide:
+                            sent = _send(right, mine, place + half, to, index, members, context, WORLD)
+                            due = tl.maximum(due, sent)
+                    link.carried(due)
+                    readers = lanes < WORLD - 1
+                    if VARIANT != ONE_SHOT:
+                        readers = lanes + 1 == distance
+                    arrives = arrived + (WORLD - 2 - lanes) * owned + number
+                    signal.notify_all(tl.where(readers, arrives, arrived), meetings, readers, rank, peers, context + 2)
+                    _sent(queue)
+                    if TRACING:
+                        tracing.end(context, span)
+
+                if distance == 0:
+                    if WORLD > 1:
+                        if TRACING:
+                            span = tracing.start(context, _WAIT, -1, slot, number)
+                        awaited = tl.minimum(lanes, WORLD - 2)
+                        peer = tl.load(members + (index + 1 + awaited) % WORLD)
+                        meeting = tl.load(counters + peer) + 1
+                        flag = arrived + awaited * owned + number
+                        signal.wait_all(flag, meeting, context, peer, KERNEL)
                         if TRACING:
                             tracing.end(context, span)
-
-                    if distance == 0:
-                        if WORLD > 1:
-                            if TRACING:
-                                span = tracing.start(context, _WAIT, -1, slot, number)
-                            awaited = tl.minimum(lanes, WORLD - 2)
-                            peer = tl.load(members + (index + 1 + awaited) % WORLD)
-                            meeting = tl.load(counters + peer) + 1
-                            flag = arrived + awaited * owned + number
-                            if MOVED:
-                                if signal.all_arrived(flag, meeting) == 0:
-                                    # What peers wait for before they send this is on its way when the wait begins.
-                                    _move_until(
-                                        tl.minimum(position, moves), queue, partial_ptr, outbox_ptr, out_ptr, M, N,
-                                        chunk, tiles_m, tiles_n, tiles, owned, ahead, stride_om, stride_on,
-                                        arrived, done, epoch, counters, members, index, context,
-                                        WORLD, VARIANT, BLOCK_M, BLOCK_N, GROUP_M, TRACING, KERNEL,
-                                    )  # fmt: skip
-                            signal.wait_all(flag, meeting, context, peer, KERNEL)
-                            if TRACING:
-                                tracing.end(context, span)
-                        if TRACING:
-                            span = tracing.start(context, _REDUCE, -1, slot, number)
-                        theirs = partial_ptr + tl.cast(number, tl.int64) * size
-                        part = tl.cast(owned, tl.int64) * size
-                        out_rows = out_row + tl.arange(0, BLOCK_M)
-                        row_mask = (rows < row_end)[:, None]
-                        to_columns = tile_n * BLOCK_N + tl.arange(0, half)
-                        _add_and_write(
-                            left, theirs, part, place, out_rows, to_columns, row_mask & (to_columns < N)[None, :],
+                    item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+                    if TRACING:
+                        span = tracing.start(context, _REDUCE, -1, slot, number)
+                    theirs = partial_ptr + tl.cast(number, tl.int64) * size
+                    if VARIANT == ONE_SHOT:
+                        theirs += (epoch & 1) * alternate
+                    part = tl.cast(owned, tl.int64) * size
+                    out_rows = out_row + tl.arange(0, BLOCK_M)
+                    row_mask = (rows < row_end)[:, None]
+                    to_columns = tile_n * BLOCK_N + tl.arange(0, half)
+                    if to_peers:
+                        _may_send(queue, senders, context, rank, KERNEL)
+                    total = _sum_of_members(left, theirs, part, place, index, WORLD, kind)
+                    if wide:
+                        second = _sum_of_members(right, theirs, part, place + half, index, WORLD, kind)
+                    _finish(
+                        total, out_rows, to_columns, row_mask & (to_columns < N)[None, :],
+                        index, members, out_ptr, stride_om, stride_on,
+                        bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, context,
+                        WORLD, to_peers, HAS_BIAS, HAS_SCALES, ACTIVATION,
+                    )  # fmt: skip
+                    if wide:
+                        to_columns += half
+                        _finish(
+                            second, out_rows, to_columns, row_mask & (to_columns < N)[None, :],
                             index, members, out_ptr, stride_om, stride_on,
                             bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, context,
-                            WORLD, to_peers, kind, HAS_BIAS, HAS_SCALES, ACTIVATION,
+                            WORLD, to_peers, HAS_BIAS, HAS_SCALES, ACTIVATION,
                         )  # fmt: skip
-                        if wide:
-                            to_columns += half
-                            _add_and_write(
-                                right, theirs, part, place + half, out_rows, to_columns,
-                                row_mask & (to_columns < N)[None, :], index, members, out_ptr, stride_om, stride_on,
-                                bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, context,
-                                WORLD, to_peers, kind, HAS_BIAS, HAS_SCALES, ACTIVATION,
-                            )  # fmt: skip
-                        if MOVED:
-                            if VARIANT == TWO_SHOT:
-                                signal.publish(done + position, epoch)
-                        if TRACING:
-                            tracing.end(context, span)
+                    if to_peers:
+                        _sent(queue)
+                    if TRACING:
+                        tracing.end(context, span)
+        else:
             item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
 
-    if end_turn(flags, counters, members, index, context, WORLD, KERNEL):
+    if VARIANT == ONE_SHOT:
+        last = end_alone(counters, context)
+        if last & (WORLD > 1):
+            # Every lane of a peer; the number of this rank with itself is not used.
+            tl.store(counters + peers, meetings, mask=lanes < WORLD - 1)
+    else:
+        last = end_turn(flags, counters, members, index, context, WORLD, KERNEL)
+    if last:
         tl.store(queue + TILES, 0)
-        tl.store(queue + MOVES, 0)
-        tl.store(queue + ROLES, 0)
+        tl.store(queue + SENDS, 0)
+        tl.store(queue + SENT, 0)
         tl.store(queue + EPOCH, epoch)

@@ -46,9 +46,6 @@ class Partials:
         self.sizes = (0, 0)
         # Sums that programs leave for another of the same rank, of tiles divided along K, and a flag for each.
         self._sums = self._summed = torch.zeros(0, dtype=torch.int32, device=ctx.get_device())
-        # What waits to be brought to another rank, and a flag for each tile.
-        self._outbox = torch.zeros(0, dtype=torch.uint8, device=ctx.get_device())
-        self._done = self._sums
 
     def holds(self, nbytes: int, flags: int) -> bool:
         """Whether there is room for so many bytes of partial products and so many flags."""
@@ -86,23 +83,6 @@ class Partials:
         if self._ctx.capturing():
             self._captured.append((self._sums, self._summed))
         return self._sums.view(dtype), self._summed
-
-    def outbox(self, nbytes: int, flags: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for so many bytes of what goes to other ranks, in ordinary memory, and for their flags. Local.
-
-        Raises:
-            CaptureError: it would have to grow while a graph is captured.
-        """
-        if self._outbox.numel() < nbytes or self._done.numel() < flags:
-            self._refuse_capture(f"{nbytes} bytes")
-            if self._outbox.numel():
-                self._ctx.synchronize()
-            nbytes, flags = max(nbytes, self._outbox.numel()), max(flags, self._done.numel())
-            self._outbox = torch.empty(nbytes, dtype=torch.uint8, device=self._outbox.device)
-            self._done = torch.zeros(flags, dtype=torch.int32, device=self._outbox.device)
-        if self._ctx.capturing():
-            self._captured.append((self._outbox, self._done))
-        return self._outbox, self._done
 
     def _refuse_capture(self, wanted: str) -> None:
         if self._ctx.capturing():

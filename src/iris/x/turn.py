@@ -14,7 +14,7 @@ programs started, programs ended.
 import triton
 import triton.language as tl
 
-from iris.device import signal
+from iris.device import _asm, signal
 from iris.x.schedule import rotated_rank
 
 
@@ -40,18 +40,28 @@ def wait_for_input(flags, counters, peer, context, KERNEL: tl.constexpr):
 
 
 @triton.jit
-def end_turn(flags, counters, members, index, context, WORLD: tl.constexpr, KERNEL: tl.constexpr):
-    """To be called by every program after everything else. True for the last program of the rank, once all peers have
-    read the rank's input; then no other program of the kernel does anything any more."""
-    rank = tl.load(members + index)
+def end_alone(counters, context):
+    """As :func:`end_turn`, but waits for no peer and advances no epoch: whoever is last does."""
     num_ranks = tl.load(context + 1).to(tl.int32)
     started = counters + num_ranks
+    _asm.complete_stores()
     tl.debug_barrier()
     last = tl.atomic_add(started + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
     if last:
         # Every program has read the epochs and its peers' inputs.
         tl.store(started, 0)
         tl.store(started + 1, 0)
+    return last
+
+
+@triton.jit
+def end_turn(flags, counters, members, index, context, WORLD: tl.constexpr, KERNEL: tl.constexpr):
+    """To be called by every program after everything else. True for the last program of the rank, once all peers have
+    read the rank's input; then no other program of the kernel does anything any more."""
+    rank = tl.load(members + index)
+    num_ranks = tl.load(context + 1).to(tl.int32)
+    last = end_alone(counters, context)
+    if last:
         if WORLD > 1:
             consumed = flags + num_ranks * signal.FLAG_STRIDE
             for step in range(1, WORLD):

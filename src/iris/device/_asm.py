@@ -154,7 +154,7 @@ else:
     def poll(flag_ptr, value):
         """Reads a flag some times, cheaply, until it reached ``value``. Orders nothing; threads may leave apart.
 
-        NVIDIA: volatile loads, which take no ownership of the line, and a pause when they were in vain. AMD: nothing but
+        NVIDIA: volatile loads, which take no ownership of the line, and a pause when in vain. AMD: nothing but
         a pause, because the compiler may move a volatile load out of the loop there; the caller's read-modify-write is
         the poll.
         """

@@ -63,8 +63,6 @@ def multiply_tile(
 @triton.jit
 def leave(flags, counters, members, ctx):
     """End the kernel when all peers have ended theirs: what they stored here is there. True for the last program."""
-    # The stores of all threads of this program, also those to peers, have arrived before the program counts as ended.
-    iris.signal.publish(counters + ctx.world_size + 2, 1)
     return end_turn(flags, counters, members, ctx.rank, ctx.context, ctx.world_size, 0)
 
 

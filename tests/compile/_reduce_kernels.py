@@ -56,6 +56,7 @@ def reduce(
     words = torch.empty(64, dtype=torch.int32)
     memory = SimpleNamespace(arrived=words, queue=words, locks=words, counters=words)
     memory.buffer = torch.empty(call.schedule.nbytes, dtype=torch.uint8, device="meta")
+    memory.sizes = (call.schedule.nbytes, call.schedule.flags)
     memory.get = lambda nbytes, flags: memory
     memory.sums = lambda count, flags, dtype: (torch.empty(count, dtype=dtype, device="meta"), words)
     workspace = SimpleNamespace(partials=memory)

@@ -4,17 +4,16 @@ import triton
 import triton.language as tl
 
 from iris._events import Event
-from iris.device import link, numeric, signal, tracing
+from iris.device import link, numeric, tracing
 from iris.device.address import element_bytes, translate
 from iris.x.epilogue import finished_tile
 from iris.x.gemm import multiply_blocks
 from iris.x.schedule import grouped_tile, rotated_rank
 from iris.x.turn import begin_turn, end_turn, wait_for_input
 
-# Words of ``queue``, int32 in ordinary memory.
-TILES = tl.constexpr(0)  # tiles that a program has taken
-WRITTEN = tl.constexpr(1)  # programs whose stores peers can see
-QUEUE_WORDS = 2
+# Word of ``queue``, int32 in ordinary memory: tiles that a program has taken.
+TILES = tl.constexpr(0)
+QUEUE_WORDS = 1
 
 _COMPUTE = tl.constexpr(int(Event.COMPUTE))
 _STORE = tl.constexpr(int(Event.STORE))
@@ -113,9 +112,5 @@ def matmul_all_gather_kernel(
             tracing.end(context, span)
         tile = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
 
-    if WORLD > 1:
-        # The last program tells the peers that all is written, so the stores of each must have left the device by then.
-        signal.notify_add(queue + WRITTEN, 1, rank, rank, context + 2)
     if end_turn(flags, counters, members, index, context, WORLD, KERNEL):
         tl.store(queue + TILES, 0)
-        tl.store(queue + WRITTEN, 0)

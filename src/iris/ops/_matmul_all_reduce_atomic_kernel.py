@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from iris._events import Event
-from iris.device import _asm, atomics, link, memory, signal, tracing
+from iris.device import atomics, link, memory, signal, tracing
 from iris.device.address import translate
 from iris.ops._all_reduced_tile_kernel import multiply_tile, write_on_all
 from iris.x.schedule import grouped_tile, rotated_rank, strided_rounds, strided_tile
@@ -155,7 +155,5 @@ def matmul_all_reduce_atomic_kernel(
                 tracing.end(context, span)
         position = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
 
-    # What this program has stored on peers is there when the turn ends.
-    _asm.complete_stores()
     if end_turn(flags, counters, members, index, context, WORLD, KERNEL):
         tl.store(queue + TILES, 0)

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from iris._events import Event
-from iris.device import _asm, memory, signal, tracing
+from iris.device import memory, signal, tracing
 from iris.ops._all_reduced_tile_kernel import multiply_tile, write_on_all
 from iris.x.schedule import grouped_tile, rotated_rank, strided_count, strided_rounds, strided_tile
 from iris.x.turn import end_turn
@@ -168,8 +168,6 @@ def matmul_all_reduce_ring_kernel(
                 tracing.end(context, span)
         task = tl.atomic_add(queue + TASKS, 1, sem="relaxed", scope="gpu")
 
-    # What this program has stored on peers is there when the turn ends.
-    _asm.complete_stores()
     if end_turn(flags, counters, members, index, context, WORLD, KERNEL):
         tl.store(queue + TASKS, 0)
         tl.store(queue + SENT, sent + sent_by(index, tiles, WORLD))

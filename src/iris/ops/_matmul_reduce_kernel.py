@@ -146,7 +146,7 @@ def _finish(
         _write_to_peers(value, to, mask, index, members, context, WORLD)
 
 
-@triton.jit(do_not_specialize=["M", "index", "ahead", "whole", "splits", "senders"])
+@triton.jit(do_not_specialize=["M", "index", "flags_of_peer", "ahead", "whole", "splits", "senders"])
 def matmul_reduce_kernel(
     a_desc,
     b_desc,
@@ -174,6 +174,7 @@ def matmul_reduce_kernel(
     summed,
     queue,
     alternate,
+    flags_of_peer,
     ahead,
     whole,
     splits,
@@ -203,7 +204,8 @@ def matmul_reduce_kernel(
 
     ``chunk`` are the rows of an owner with ``SCATTER``. ``partial_ptr`` on the heap has, for each peer from the next
     rank on and each tile that this rank adds up, the peer's product, BLOCK_M x BLOCK_N elements in a row; ``arrived``
-    has a flag for each: how often the two ranks have met when it is there.
+    has ``flags_of_peer`` flags for each peer, one for a tile: how often the two ranks have met when it is there. Their
+    number is the same in all calls, so that a flag has one writer, whatever the shapes.
 
     The tiles from the ``whole``-th on are divided along K into ``splits`` pieces. All but the last leave their sums in
     ``sums_ptr`` (of the accumulator's type) and the number of the call in ``summed``; the last adds them.
@@ -320,7 +322,7 @@ def matmul_reduce_kernel(
                     readers = lanes < WORLD - 1
                     if VARIANT != ONE_SHOT:
                         readers = lanes + 1 == distance
-                    arrives = arrived + (WORLD - 2 - lanes) * owned + number
+                    arrives = arrived + (WORLD - 2 - lanes) * flags_of_peer + number
                     signal.notify_all(tl.where(readers, arrives, arrived), meetings, readers, rank, peers, context + 2)
                     _sent(queue)
                     if TRACING:
@@ -333,7 +335,7 @@ def matmul_reduce_kernel(
                         awaited = tl.minimum(lanes, WORLD - 2)
                         peer = tl.load(members + (index + 1 + awaited) % WORLD)
                         meeting = tl.load(counters + peer) + 1
-                        flag = arrived + awaited * owned + number
+                        flag = arrived + awaited * flags_of_peer + number
                         signal.wait_all(flag, meeting, context, peer, KERNEL)
                         if TRACING:
                             tracing.end(context, span)

@@ -233,22 +233,50 @@ def launch_defaults(target: Any) -> dict[str, Any]:
 
 
 def _parser(description: str, kind: type[Gemm]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    for name in ("m", "n", "k"):
-        parser.add_argument(f"-{name}", type=int, help="of the whole product; default: of the architecture")
-    parser.add_argument("-d", "--debug", action="store_true", help="print registers, spills and shared memory")
-    parser.add_argument("-v", "--validate", action="store_true", help="compare all of C with float64")
-    parser.add_argument("-t", "--trace_tiles", "--trace-tiles", action="store_true",
-                        help="write when each tile was worked on, beside --output_file")  # fmt: skip
-    parser.add_argument("-b", "--benchmark", action="store_true", help="time it")
-    parser.add_argument("--datatype", choices=DATATYPES, default="fp16")
-    parser.add_argument("--output_file", type=Path, default=Path("log.json"), help="JSON of --benchmark")
-    for name in ("BLK_M", "BLK_N", "BLK_K", "gsize_m", "num_stages", "gemm_sms"):
-        parser.add_argument(f"--{name}", type=int, help="default: of the architecture")
-    if kind.communicators:
-        parser.add_argument("--comm_sms", type=int, help="programs that only communicate; default: an eighth")
-    parser.add_argument("--heap_size", type=int, help="bytes; default: what the matrices take")
+    parser = argparse.ArgumentParser(
+        description=description.splitlines()[0],
+        epilog="Without -v, -b and -t it validates. Started alone it starts its ranks itself; iris run can. Sizes "
+        f"and tiles that are not given are those of the architecture in data/{LAUNCH_FILE.name}; programs are as many as "
+        "a GPU has compute units.",
+    )
+    parts = {"m": "rows of A and C", "n": "columns of B and C", "k": "columns of A and rows of B"}
+    for name, meaning in parts.items():
+        divided = ", divided among the ranks" if name == kind.split else ""
+        parser.add_argument(f"-{name}", type=int, help=f"{meaning}{divided}")
+    parser.add_argument(
+        "--datatype",
+        choices=DATATYPES,
+        default="fp16",
+        help="of A and B, and of C but for int8, where it is int32; default: %(default)s",
+    )
     parser.add_argument("-r", "--num_ranks", type=int, help="ranks to start, when no launcher has; default: 2")
+    parser.add_argument("-v", "--validate", action="store_true", help="compare all of C with float64, in two calls")
+    parser.add_argument("-b", "--benchmark", action="store_true", help="time it, and write a JSON file")
+    parser.add_argument(
+        "-t",
+        "--trace_tiles",
+        "--trace-tiles",
+        action="store_true",
+        help="write when each tile was worked on, to a file for each rank beside the JSON file",
+    )
+    parser.add_argument("-d", "--debug", action="store_true", help="print registers, spills and shared memory")
+    parser.add_argument(
+        "--output_file", type=Path, metavar="FILE", default=Path("log.json"), help="the JSON file; default: %(default)s"
+    )
+    numbers = {
+        "BLK_M": "rows of a tile",
+        "BLK_N": "columns of a tile",
+        "BLK_K": "step along K",
+        "gsize_m": "rows of tiles that programs side by side share",
+        "num_stages": "blocks of K that are loaded ahead; interpreted kernels load none",
+        "gemm_sms": "programs that multiply" if kind.communicators else "programs",
+        **({"comm_sms": "programs that only communicate; default: an eighth of all"} if kind.communicators else {}),
+    }
+    for name, meaning in numbers.items():
+        parser.add_argument(f"--{name}", type=int, metavar="NUMBER", help=meaning)
+    parser.add_argument(
+        "--heap_size", type=int, metavar="BYTES", help="symmetric heap of a rank; default: what the matrices take"
+    )
     return parser
 
 

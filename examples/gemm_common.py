@@ -235,9 +235,9 @@ def launch_defaults(target: Any) -> dict[str, Any]:
 def _parser(description: str, kind: type[Gemm]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description.splitlines()[0],
-        epilog="Without -v, -b and -t it validates. Started alone it starts its ranks itself; iris run can. Sizes and tiles "
-        f"that are not given are those of the architecture in data/{LAUNCH_FILE.name}; programs are as many as a GPU has "
-        "compute units.",
+        epilog="Without -v, -b and -t it validates. Started alone it starts its ranks itself; iris run can, too. "
+        f"Sizes and tiles that are not given are those of the architecture in data/{LAUNCH_FILE.name}; there are as "
+        "many programs as a GPU has compute units.",
     )
     parts = {"m": "rows of A and C", "n": "columns of B and C", "k": "columns of A and rows of B"}
     for name, meaning in parts.items():

@@ -26,6 +26,7 @@ PULL_ROWS = 64
 # Programs that fetch, and bytes that they bring for one flag: 20 of them bring 600 GB/s in pieces of 256 KiB.
 _FETCHERS = 20
 _FLAG_BYTES = 256 << 10
+_STAGE_ROWS = 16  # of tiles, in a stage when A is sharded along M
 
 
 def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConfig | None, torch_refuses: str) -> Plan:
@@ -179,6 +180,9 @@ def staged(ctx: Iris, problem: Problem, algorithm: str | None, tiles: FusedConfi
     # A stage is what one wave of programs multiplies. It has those rows of every part when A is sharded along M.
     parts = max(1, problem.world_size - 1) if problem.gather_dim == 0 else 1
     stage = max(1, programs // max(1, tiles_n * parts))
+    if problem.gather_dim == 0:
+        # The own shard is multiplied first, so a stage may be larger, and its tiles then share more of B.
+        stage = max(stage, _STAGE_ROWS)
     fetchers = max(1, min(_FETCHERS, programs // 4))
     # Pieces as large as pays, but enough of them for all fetchers.
     depth = problem.K // (problem.world_size if problem.gather_dim == 1 else 1)

@@ -190,8 +190,9 @@ def _itemsize(ptr) -> int:
 
 
 def _mask(mask) -> np.ndarray:
-    # The tensor descriptors of Triton 3.6 give an array where others give a handle.
-    return mask if isinstance(mask, np.ndarray) else mask.data
+    # The tensor descriptors of Triton 3.6 give an array where others give a handle. A block of conditions and a scalar
+    # one make integers, with which elements cannot be chosen.
+    return (mask if isinstance(mask, np.ndarray) else mask.data).astype(bool, copy=False)
 
 
 def _wrap_memory() -> None:
@@ -233,7 +234,7 @@ def _wrap_memory() -> None:
 
     def create_atomic_rmw(self, rmw_op, ptr, val, mask, sem, scope):
         op, order = self.ir_rmw_op_to_interpreter_rmw_op[rmw_op], self.ir_sem_to_interpreter_sem[sem]
-        addresses, values, active = map(np.ascontiguousarray, np.broadcast_arrays(ptr.data, val.data, mask.data))
+        addresses, values, active = map(np.ascontiguousarray, np.broadcast_arrays(ptr.data, val.data, _mask(mask)))
 
         def apply() -> np.ndarray:
             if val.data.itemsize == 2 and val.dtype.scalar in (tl.bfloat16, tl.float16):
@@ -252,7 +253,7 @@ def _wrap_memory() -> None:
             values.append(masked_load(self, ptr, mask, None, None, True))
             return values[0].data
 
-        _observed("load", ptr, ptr.data, mask.data, sem, scope, read, lambda old: np.False_)
+        _observed("load", ptr, ptr.data, _mask(mask), sem, scope, read, lambda old: np.False_)
         return values[0]
 
     def create_atomic_store(self, ptr, val, mask, sem, scope):
@@ -260,7 +261,7 @@ def _wrap_memory() -> None:
             masked_store(self, ptr, val, mask, None)
             return val.data
 
-        _observed("store", ptr, ptr.data, mask.data, sem, scope, write, lambda old: np.True_)
+        _observed("store", ptr, ptr.data, _mask(mask), sem, scope, write, lambda old: np.True_)
 
     def create_atomic_poll(self, ptr, expected, timeout_ns, sem, scope):
         start = time.perf_counter_ns()

@@ -572,19 +572,19 @@ def body_rounded_once(ctx):
     ctx.barrier()
 
 
-def body_many_calls(ctx, algorithm, calls):
+def body_many_calls(ctx, algorithm, calls, operation=REDUCE):
     """Calls that follow each other in one workspace, with changed inputs, the results kept for later."""
     config = replace(TILES, block_size_m=16, block_size_n=32, block_size_k=16)
-    p = problem(ctx, 40, 40, 9, operation=REDUCE, seed=8)
+    p = problem(ctx, 40, 40, 9, operation=operation, seed=8)
     how = {"algorithm": algorithm, "config": config}
-    workspace = iris.ops.matmul_all_reduce_preamble(ctx, p.out, p.a, p.b, **how)
+    workspace = getattr(iris.ops, f"{operation}_preamble")(ctx, p.out, p.a, p.b, **how)
     first, sums = p.a.clone(), []
     for number in range(calls):
         p.a.copy_((number % 7 - 3) * first)
-        call(ctx, REDUCE, p, workspace=workspace, **how)
+        call(ctx, operation, p, workspace=workspace, **how)
         sums.append(p.out.clone())
     ctx.synchronize()
-    want = expected(REDUCE, p.members, p.all_a, p.all_b)
+    want = expected(operation, p.members, p.all_a, p.all_b, index=p.index)
     for number, out in enumerate(sums):
         assert torch.equal(out.cpu().double(), (number % 7 - 3) * want), number
     ctx.barrier()
@@ -600,6 +600,33 @@ def body_seeds(ctx, operation, algorithm, M, calls):
         p.a.copy_(factor * first)
         call(ctx, operation, p, algorithm=algorithm, config=config)
         assert torch.equal(p.out.double(), factor * want), factor
+
+
+def body_shapes_in_turn(ctx, operation, names):
+    """Calls of changing shapes and algorithms over memory that does not grow, which the host does not wait for."""
+    turns = [(40, 70, 9), (5, 20, 8), (40, 70, 9), (33, 33, 20), (40, 70, 9), (5, 20, 8), (17, 70, 4)]
+    config = replace(TILES, block_size_m=16, block_size_n=32, num_sms=2)
+    problems = [problem(ctx, *sizes, seed=turn, operation=operation) for turn, sizes in enumerate(turns)]
+    for turn, p in enumerate(problems):
+        call(ctx, operation, p, algorithm=names[turn % len(names)], config=config)
+    for p in problems:
+        check(ctx, operation, p)
+    ctx.barrier()
+
+
+def body_schedule(ctx, operation, algorithm, dtype, config, sizes, splits):
+    """Calls that use the same words again; ``splits``: into how many pieces the last tiles are divided."""
+    state = ctx.service("matmul_reduce_state")
+    p = problem(ctx, *sizes, dtype, operation=operation, seed=4)
+    bias = None if dtype == torch.int8 else torch.arange(sizes[1], dtype=torch.float32) % 50
+    for _ in range(2):
+        call(ctx, operation, p, bias, algorithm=algorithm, config=config)
+        check(ctx, operation, p, bias=bias)
+        p.out.fill_(-99)
+        ctx.barrier()
+    found = {c.schedule.splits for c in state._calls.values()}
+    assert found == {splits} if isinstance(splits, int) else found <= splits
+    ctx.barrier()
 
 
 def body_one_program(ctx, operation, algorithm, sizes):

@@ -112,7 +112,8 @@ def _run_kernel(ctx, call: Call, workspace, out, a, b, bias, scales, members: Gr
         problem.M, problem.N, problem.K, call.chunk,
         *a.stride(), *b.stride(), *(wide.stride() if bias is not None else (0, 0)), *out.stride(),
         memory.arrived, sums, summed, memory.queue,
-        memory.sizes[0] // 2 // out.element_size(), memory.sizes[1] // max(1, members.size - 1), s.ahead, s.whole, s.splits, s.senders,
+        memory.sizes[0] // 2 // out.element_size(), memory.sizes[1] // max(1, members.size - 1),
+        s.ahead, s.whole, s.splits, s.senders,
         memory.locks, memory.counters, ctx.group_members(members), members.index, ctx.get_device_context(),
         WORLD=members.size,
         # A block has at least two elements.

@@ -14,12 +14,12 @@ have the same ones.
 Algorithms:
 
 ``two_shot``
-    One persistent kernel. A tile of C has an owner, who reads the ranks' partial products of it from their memory, adds
-    them and stores the result on every rank. C lies on the symmetric heap, at the same place on every rank. A rank
-    reads and writes (world - 1)/world of C's bytes over the links, each.
+    One persistent kernel. A tile of C has an owner. The others store their partial products of it in the owner's
+    memory; the owner adds them up and stores the result on every rank. C lies on the symmetric heap, at the same place
+    on every rank. A rank receives (world - 1)/world of C's bytes over the links twice.
 ``one_shot``
-    The same kernel, every rank adds every tile. Reads world - 1 times the bytes of C, and waits for one exchange in
-    place of two, so it is for small C. C may lie anywhere.
+    The same kernel, every rank adds every tile. A rank receives world - 1 times the bytes of C, waits for one exchange
+    in place of two, and does not wait for the others' end, so it is for small C. C may lie anywhere.
 ``ring``
     A kernel in which the float32 sum of a tile goes from rank to rank; each adds its product when it has it, and the
     last one stores the result on every rank. Needs memory for a fixed number of tiles. C lies on the symmetric heap.
@@ -27,18 +27,23 @@ Algorithms:
     A kernel in which every rank adds its product of a tile to a float32 sum on the tile's owner, by atomics or under a
     lock; the last one to add stores the result on every rank. C lies on the symmetric heap.
 ``torch``
-    matmul and all-reduce of PyTorch, one after the other.
+    matmul and all-reduce of PyTorch, one after the other. It alone computes float64.
 
-Protocol. The partial products lie on the symmetric heap with an int32 flag for each member and tile. Programs of the
-kernel take tiles to multiply, in an order in which every owner gets something early; a program stores its tile in the
-own memory and then sets the flag of the tile at the owner, or at everybody (``one_shot``), with a release at system
-scope. An eighth of the programs adds up what has come instead, the others follow when all tiles are multiplied; to add
-a tile, a program waits for its flags of all members. A flag holds how often the ranks have met in this memory, so
-nothing is reset, whatever the shapes of the calls. :mod:`iris.x.turn` begins and ends the kernel: it ends when all
-peers have, so then C is complete on every rank, and the partial products may be overwritten. A tile that has come says
-that its rank's kernel runs, so its C may be written. The program that starts first never adds before all tiles have
-been taken to be multiplied, so every tile that is waited for is multiplied by a program that runs, in whatever order
+Protocol. Partial products of the peers lie on the symmetric heap of whoever adds them, with an int32 flag for each peer
+and tile. The programs of the kernel take tiles by ticket and multiply them. A tile that another rank adds is stored in
+that rank's memory, then its flag is set there with a release at system scope. A tile that the rank itself adds stays in
+the registers of its program, which waits for the tile's flags of all peers, acquires, and adds. A flag holds how often
+the ranks have met in this memory, so nothing is reset, whatever the shapes of the calls. A tile that has come says that
+its rank's kernel runs, so its C may be written.
+
+Every rank multiplies a tile earlier in its own order than the tile's owner does in his. So of all programs that wait,
+on all ranks, the one that is first in its order waits for tiles whose programs run and do not wait, in whatever order
 programs start.
+
+``two_shot`` ends by :mod:`iris.x.turn`: when all peers have ended, so then C is complete on every rank, and the partial
+products may be overwritten. ``one_shot`` ends by itself, when the own tiles are done. It has two sets of partial
+products, for calls in turn: a rank that has ended the next call has received something of it from every peer, so this
+call has ended there, and what it has received may be overwritten by the call after the next.
 ``docs/protocols/matmul_reduce.md`` has more.
 """
 

@@ -13,14 +13,16 @@ is how much PyTorch rounds at least; it may round after every addition.
 Algorithms:
 
 ``fused``
-    One persistent kernel. Some of its programs read the ranks' partial products of the own rows from their memory and
-    add them while the others still multiply. A rank reads (world - 1)/world of an (M, N) matrix over the links.
+    One persistent kernel. Programs store the tiles of other ranks' rows in the owners' memory while others still
+    multiply; a program that multiplies a tile of the own rows adds what has come for it. A rank receives
+    (world - 1)/world of an (M, N) matrix over the links.
 ``torch``
-    matmul and reduce-scatter of PyTorch, one after the other.
+    matmul and reduce-scatter of PyTorch, one after the other. It alone computes float64.
 
-Protocol. As in :mod:`iris.ops.matmul_all_reduce`; the owner of rows is the one who adds, and keeps the result. The rows
-of every owner are divided into tiles of their own; programs take tiles of the owners in turn, from the next rank on, so
-that all have something to add early.
+Protocol. As ``two_shot`` in :mod:`iris.ops.matmul_all_reduce`; the owner of rows is the one who adds, and keeps the
+result. The rows of every owner are divided into tiles of their own; programs take tiles of the owners in turn, from the
+next rank on, so that the ranks store to different ones at a time. Where there are many rounds of tiles, all of the
+other ranks' come first.
 """
 
 from __future__ import annotations

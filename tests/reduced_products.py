@@ -604,7 +604,7 @@ def body_seeds(ctx, operation, algorithm, M, calls):
 
 def body_shapes_in_turn(ctx, operation, names):
     """Calls of changing shapes and algorithms over memory that does not grow, which the host does not wait for."""
-    turns = [(40, 70, 9), (5, 20, 8), (40, 70, 9), (33, 33, 20), (40, 70, 9), (5, 20, 8), (17, 70, 4)]
+    turns = [(24, 40, 9), (5, 20, 8), (24, 40, 9), (33, 20, 20), (24, 40, 9), (5, 20, 8), (9, 60, 4)]
     config = replace(TILES, block_size_m=16, block_size_n=32, num_sms=2)
     problems = [problem(ctx, *sizes, seed=turn, operation=operation) for turn, sizes in enumerate(turns)]
     for turn, p in enumerate(problems):
@@ -614,12 +614,12 @@ def body_shapes_in_turn(ctx, operation, names):
     ctx.barrier()
 
 
-def body_schedule(ctx, operation, algorithm, dtype, config, sizes, splits):
+def body_schedule(ctx, operation, algorithm, dtype, config, sizes, splits, calls=2):
     """Calls that use the same words again; ``splits``: into how many pieces the last tiles are divided."""
     state = ctx.service("matmul_reduce_state")
     p = problem(ctx, *sizes, dtype, operation=operation, seed=4)
     bias = None if dtype == torch.int8 else torch.arange(sizes[1], dtype=torch.float32) % 50
-    for _ in range(2):
+    for _ in range(calls):
         call(ctx, operation, p, bias, algorithm=algorithm, config=config)
         check(ctx, operation, p, bias=bias)
         p.out.fill_(-99)

@@ -47,7 +47,7 @@ def test_empty_tensors(ranks, world):
     ranks(world).run(bodies.body_empty, OPERATION, ("torch", *KERNELS))
 
 
-@algorithms(OPERATION, ("one_shot", "spinlock", "ring"))
+@algorithms(OPERATION, ("one_shot", *MOVING))
 @pytest.mark.parametrize(("world", "every_output"), [(2, False), slow(1, True), slow(3, True), slow(4, True)])
 def test_dtypes(ranks, world, algorithm, every_output):
     """A product's dtypes, fp8 without scales among them; PyTorch refuses int8."""
@@ -73,7 +73,7 @@ def test_strided_views(ranks, world, algorithm):
     ranks(world).run(bodies.body_strides, OPERATION, algorithm)
 
 
-@algorithms(OPERATION, (*ALIKE, "spinlock", "ring"))
+@algorithms(OPERATION, (*ALIKE, *MOVING))
 @pytest.mark.parametrize("world", [3, slow(1), slow(2), slow(4)])
 def test_bias_axes(ranks, world, algorithm):
     ranks(world).run(bodies.body_bias, OPERATION, algorithm)
@@ -99,7 +99,9 @@ def test_one_workspace_many_calls(ranks, world, algorithm, preamble):
 
 @pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4)])
 @pytest.mark.parametrize(
-    "names", [("two_shot", "one_shot"), ("ring",), slow(("atomic",)), slow(("spinlock",)), slow(KERNELS)], ids="-".join
+    "names",
+    [("two_shot", "one_shot"), slow(("ring",)), slow(("atomic",)), slow(("spinlock",)), slow(KERNELS)],
+    ids="-".join,
 )
 def test_one_memory_for_all_shapes(ranks, world, names):
     sizes = ranks(world).run(bodies.body_one_memory, OPERATION, names)
@@ -140,7 +142,7 @@ def test_explain_tells_what_runs(ranks, world):
     ranks(world).run(bodies.body_explain, OPERATION)
 
 
-@algorithms(OPERATION, ("spinlock",))
+@algorithms(OPERATION, ("atomic", "spinlock"))
 @pytest.mark.parametrize("world", [3, slow(4)])
 def test_same_bits(ranks, world, algorithm):
     ranks(world).run(bodies.body_bitwise, OPERATION, algorithm)
@@ -150,12 +152,12 @@ def test_under_torch_compile(sim):
     sim.run(bodies.body_torch_compile, 2, OPERATION)
 
 
-@pytest.mark.parametrize("count", [2])
+@pytest.mark.parametrize("count", [slow(2)])
 def test_memory_does_not_grow_in_a_capture(sim, count):
     sim.run(bodies.body_capture, count, OPERATION)
 
 
-@pytest.mark.parametrize("count", [2])
+@pytest.mark.parametrize("count", [slow(2)])
 def test_memory_goes_back_to_the_heap(sim, count):
     sim.run(bodies.body_heap, count, OPERATION)
 

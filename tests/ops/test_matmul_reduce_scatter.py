@@ -13,7 +13,7 @@ kernels = pytest.mark.parametrize("algorithm", KERNELS)
 
 
 @algorithms(OPERATION)
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, slow(4)])
 def test_ragged_shapes(ranks, world, algorithm):
     ranks(world).run(bodies.body_shapes, OPERATION, algorithm, bodies.SHAPES)
 

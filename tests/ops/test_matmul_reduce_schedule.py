@@ -46,8 +46,8 @@ def order(owned, ahead, world):
     return list(zip(*out.tolist(), strict=True))
 
 
-@settings(deadline=None, max_examples=50)
-@given(owned=st.integers(1, 60), part=st.floats(0, 1), world=st.sampled_from([1, 2, 3, 4, 5, 8, 16]))
+@settings(deadline=None, max_examples=40)
+@given(owned=st.integers(1, 30), part=st.floats(0, 1), world=st.sampled_from([1, 2, 3, 4, 5, 8, 16]))
 def test_peers_multiply_a_tile_before_its_owner_does(owned, part, world):
     ahead = round(part * owned)
     tiles = order(owned, ahead, world)
@@ -68,7 +68,7 @@ def test_peers_multiply_a_tile_before_its_owner_does(owned, part, world):
         assert first == min(ahead + 1, owned) * (world - 1) if ahead < owned else first == owned * (world - 1)
 
 
-@pytest.mark.parametrize(("owned", "ahead", "world"), [(1, 0, 1), (4, 0, 2), (5, 2, 3), (5, 5, 3), (3, 1, 4)])
+@pytest.mark.parametrize(("owned", "ahead", "world"), [(2, 0, 1), (3, 0, 2), (3, 1, 3), slow(3, 3, 3), slow(3, 1, 4)])
 def test_scalars_and_blocks_agree(owned, ahead, world):
     count = owned * world
     out = torch.full((2, count), -1, dtype=torch.int32)
@@ -93,9 +93,9 @@ def scheduled(monkeypatch, ahead=None, senders=None, exchange=None):
         monkeypatch.setattr(_matmul_reduce_call, "exchange_time", lambda *given: exchange)
 
 
-@algorithms
+@pytest.mark.parametrize(("operation", "algorithm"), [*ALGORITHMS[:2], slow(*ALGORITHMS[2])], ids=lambda value: value)
 @pytest.mark.sim(device="h200")
-@pytest.mark.parametrize(("count", "ahead"), [(2, 0), (3, 1), slow(2, 1), slow(3, 0), slow(4, 0.5)])
+@pytest.mark.parametrize(("count", "ahead"), [(3, 1), slow(2, 0), slow(2, 1), slow(3, 0), slow(4, 0.5)])
 def test_any_order_with_one_sender(sim, monkeypatch, operation, algorithm, count, ahead):
     scheduled(monkeypatch, ahead, senders=1)
     config = replace(SMALL, block_size_k=32, num_sms=2)
@@ -108,7 +108,7 @@ def test_any_order_with_one_sender(sim, monkeypatch, operation, algorithm, count
 def test_tiles_that_are_divided_along_k(sim, monkeypatch, operation, algorithm, count):
     """Blocks of K that do not come out even, in three pieces."""
     scheduled(monkeypatch, exchange=0.0)
-    sizes = (16 * count if operation == SCATTER else 16, 40, 16 * 23 + 5)
+    sizes = (16 * count, 20, 16 * 23 + 5) if operation == SCATTER else (16, 40, 16 * 23 + 5)
     config = replace(SMALL, num_sms=7 if count < 3 else 24)
     sim.run(bodies.body_schedule, count, operation, algorithm, torch.int8, config, sizes, 3)
 
@@ -121,7 +121,7 @@ def test_wide_tiles(sim, monkeypatch, operation, algorithm, count):
     scheduled(monkeypatch, exchange=0.0)
     config = replace(SMALL, block_size_n=256, num_sms=8)
     sizes = (16 * count if operation == SCATTER else 32, 256 + 140, 16 * 17)
-    sim.run(bodies.body_schedule, count, operation, algorithm, torch.float16, config, sizes, 2)
+    sim.run(bodies.body_schedule, count, operation, algorithm, torch.float16, config, sizes, 2, calls=1)
 
 
 @algorithms
@@ -132,7 +132,7 @@ def test_one_program_at_a_time(sim, monkeypatch, operation, algorithm, count, ah
     scheduled(monkeypatch, ahead, 1, 0.0)
     sizes = (8 * count if operation == SCATTER else 16, 60, 16 * 16)
     config = replace(SMALL, num_sms=count + 1 if operation == SCATTER else 2 * count)
-    sim.run(bodies.body_schedule, count, operation, algorithm, torch.float16, config, sizes, 2)
+    sim.run(bodies.body_schedule, count, operation, algorithm, torch.float16, config, sizes, 2, calls=1)
 
 
 @pytest.mark.slow

@@ -158,7 +158,8 @@ def _run_torch(call: Call, out, a, b, bias, asked: Asked) -> None:
         product[: problem.M].copy_(float32_matmul(a, b))
     total = product
     if world > 1 and call.scatter:
-        total = torch.empty((call.chunk, problem.N), dtype=dtype, device=device)
+        direct = plain and call.rows == call.chunk and out.is_contiguous()
+        total = out if direct else torch.empty((call.chunk, problem.N), dtype=dtype, device=device)
         _reduce_scatter(total, product, group=group)
     elif world > 1:
         dist.all_reduce(product, group=group)

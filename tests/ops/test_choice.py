@@ -43,12 +43,15 @@ def nvlink(monkeypatch):
 
 def test_bytes_that_a_rank_receives_decide():
     # 2 ranks receive M * K bytes of 16-bit elements.
-    for M, algorithm, source in (
-        (256, "torch", "fallback"),
-        (1024, "hbm_buffer", "exact"),
-        (16384, "hbm_buffer", "exact"),
+    for M, gather_dim, algorithm, source in (
+        (128, 1, "torch", "fallback"),
+        (256, 1, "hbm_buffer", "exact"),
+        (512, 0, "torch", "fallback"),
+        (1024, 0, "hbm_buffer", "exact"),
+        (16384, 0, "hbm_buffer", "exact"),
+        (16384, 1, "hbm_buffer", "exact"),
     ):
-        got = plan(H200, M=M, N=3584, world=2)
+        got = plan(H200, M=M, N=3584, world=2, gather_dim=gather_dim)
         assert (got.algorithm, got.source) == (algorithm, source)
         assert f"receives {M * 8192} bytes" in got.reason
         assert "two NVIDIA H200" in got.reason

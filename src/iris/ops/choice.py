@@ -63,7 +63,7 @@ def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConf
         return _plan("torch", None, "fallback", reason, problem)
     received = problem.M * problem.K * 2 * (problem.world_size - 1) // problem.world_size
     link = link_of(ctx)
-    entry = lookup(_OPERATION, link, problem.world_size, received)
+    entry = lookup(_OPERATION, link, problem.world_size, received, gather_dim=str(problem.gather_dim))
     upper = "and more" if entry.bytes_to is None else f"to {entry.bytes_to}"
     reason = (
         f"a rank receives {received} bytes; the table has it for {entry.bytes_from} {upper}, {problem.world_size} "

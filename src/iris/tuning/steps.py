@@ -45,7 +45,7 @@ def lookup(table: str, link: str, world: int, nbytes: int, **keys: str) -> Entry
         link: one of :data:`iris.runtime.links.LINKS`.
         world: number of ranks, at least 2.
         nbytes: bytes, as the table counts them.
-        keys: further columns of the table.
+        keys: further columns of the table; a row without one is for all values.
 
     Raises:
         KeyError: the table has no row; a fault of the table.
@@ -53,7 +53,7 @@ def lookup(table: str, link: str, world: int, nbytes: int, **keys: str) -> Entry
     for row in rows(table):
         least, most = row["world"]
         fits = row["link"] == link and least <= world <= most
-        if fits and all(row[name] == value for name, value in keys.items()):
+        if fits and all(row.get(name, value) == value for name, value in keys.items()):
             start = 0
             for step in row["steps"]:
                 end = step.get("up_to_bytes")

@@ -87,7 +87,9 @@ class Alone:
         run = getattr(ctx.ops, operation)
         # All of them at once, so each with its share of the card. The tiles are the same.
         share = max(1, self.units // ctx.get_num_ranks())
-        run(*tensors, config=replace(plan.config, num_sms=share), **options)
+        # Twice, because one_shot has two memories for what peers send, which take turns.
+        for _ in range(2):
+            run(*tensors, config=replace(plan.config, num_sms=share), **options)
         ctx.synchronize()
         ctx.barrier()
         given = work.out.clone()

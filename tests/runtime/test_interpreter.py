@@ -39,6 +39,33 @@ def test_arithmetic(dtype):
 
 
 @triton.jit
+def conditions_kernel(x_ptr, out_ptr, count_ptr, n, more, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    mask = (offs < n) & (more > 1)
+    x = tl.load(x_ptr + offs, mask=mask, other=-1)
+    tl.store(out_ptr + offs, x, mask=(more > 2) & (offs >= 0))
+    tl.store(out_ptr + BLOCK + offs, x, mask=mask)
+    tl.atomic_add(count_ptr + offs, 1, mask=mask)
+
+
+def body_conditions(ctx):
+    device = ctx.get_device()
+    for more in (3, 2, 1):
+        # Nobody has written the rest of the input, so the checks say when it is read.
+        x, out = ctx.empty(4, dtype=torch.int32).copy_(torch.arange(4)), ctx.zeros(2, 8, dtype=torch.int32)
+        count = torch.zeros(8, dtype=torch.int32, device=device)
+        conditions_kernel[(1,)](x, out, count, 4, more, BLOCK=8)
+        there = [0, 1, 2, 3] if more > 1 else [0] * 4
+        assert out.tolist() == [there + [-1] * 4 if more > 2 else [0] * 8, there + [0] * 4]
+        assert count.tolist() == [int(more > 1)] * 4 + [0] * 4
+        ctx.barrier()
+
+
+def test_conditions_of_blocks_and_scalars_together(sim):
+    sim.run(body_conditions, 1)
+
+
+@triton.jit
 def cast_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < n, other=0.0)

@@ -91,9 +91,13 @@ def _wrap_arithmetic() -> None:
     binary, unary, ternary, fma = _Builder.binary_op, _Builder.unary_op, _Builder.ternary_op, _Builder.create_fma
 
     def binary_op(self, lhs, rhs, op):
-        if not _is_low(lhs, rhs):
-            return binary(self, lhs, rhs, op)
-        return _pack(op(_values(lhs), _values(rhs)), lhs.dtype.scalar)
+        if _is_low(lhs, rhs):
+            return _pack(op(_values(lhs), _values(rhs)), lhs.dtype.scalar)
+        result = binary(self, lhs, rhs, op)
+        if result.data.dtype == np.bool_:
+            # A comparison. Were it of the type that was compared, a scalar one would become integers in a block.
+            return _Handle(result.data, tl.int1)
+        return result
 
     def unary_op(self, arg, op):
         if not _is_low(arg):
@@ -190,9 +194,8 @@ def _itemsize(ptr) -> int:
 
 
 def _mask(mask) -> np.ndarray:
-    # The tensor descriptors of Triton 3.6 give an array where others give a handle. A block of conditions and a scalar
-    # one make integers, with which elements cannot be chosen.
-    return (mask if isinstance(mask, np.ndarray) else mask.data).astype(bool, copy=False)
+    # The tensor descriptors of Triton 3.6 give an array where others give a handle.
+    return mask if isinstance(mask, np.ndarray) else mask.data
 
 
 def _wrap_memory() -> None:
@@ -234,7 +237,7 @@ def _wrap_memory() -> None:
 
     def create_atomic_rmw(self, rmw_op, ptr, val, mask, sem, scope):
         op, order = self.ir_rmw_op_to_interpreter_rmw_op[rmw_op], self.ir_sem_to_interpreter_sem[sem]
-        addresses, values, active = map(np.ascontiguousarray, np.broadcast_arrays(ptr.data, val.data, _mask(mask)))
+        addresses, values, active = map(np.ascontiguousarray, np.broadcast_arrays(ptr.data, val.data, mask.data))
 
         def apply() -> np.ndarray:
             if val.data.itemsize == 2 and val.dtype.scalar in (tl.bfloat16, tl.float16):
@@ -253,7 +256,7 @@ def _wrap_memory() -> None:
             values.append(masked_load(self, ptr, mask, None, None, True))
             return values[0].data
 
-        _observed("load", ptr, ptr.data, _mask(mask), sem, scope, read, lambda old: np.False_)
+        _observed("load", ptr, ptr.data, mask.data, sem, scope, read, lambda old: np.False_)
         return values[0]
 
     def create_atomic_store(self, ptr, val, mask, sem, scope):
@@ -261,7 +264,7 @@ def _wrap_memory() -> None:
             masked_store(self, ptr, val, mask, None)
             return val.data
 
-        _observed("store", ptr, ptr.data, _mask(mask), sem, scope, write, lambda old: np.True_)
+        _observed("store", ptr, ptr.data, mask.data, sem, scope, write, lambda old: np.True_)
 
     def create_atomic_poll(self, ptr, expected, timeout_ns, sem, scope):
         start = time.perf_counter_ns()

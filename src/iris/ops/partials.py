@@ -105,9 +105,9 @@ class Partials:
         buffer = heap.allocate(nbytes, torch.uint8, site=_SITE)
         self.buffer = buffer.zero_() if self.zeroed else buffer
         # Flags of calls to come are above those of earlier calls, and so above 0.
-        self.arrived = heap.allocate(flags, torch.int32, site=f"flags of {_SITE}").zero_()
+        self.arrived = arrived = heap.allocate(flags, torch.int32, site=f"flags of {_SITE}").zero_()
         if before is not None:
-            self.arrived[: before.numel()].copy_(before)
+            arrived[: before.numel()].copy_(before)
         self.sizes = (nbytes, flags)
         # A peer may set a flag as soon as it launches, so the flags are there on all ranks before any of them does.
         self._ctx.synchronize()

@@ -162,8 +162,9 @@ def _wait_all(flag_ptrs, values, context, peers, kernel):
                     peer = tl.min(tl.where(behind, peers, 2147483647))
                     first = behind & (peers == peer)
                     flag = tl.max(tl.where(first, flag_ptrs.to(tl.int64), 0))
-                    wanted = tl.sum(tl.where(first, values, 0))
-                    _report(slot, flag, wanted, tl.sum(tl.where(first, seen, 0)), peer, kernel)
+                    # Several lanes may wait for one flag.
+                    wanted = tl.max(tl.where(first, values, -2147483648))
+                    _report(slot, flag, wanted, tl.max(tl.where(first, seen, -2147483648)), peer, kernel)
     return arrived
 
 

@@ -9,7 +9,7 @@ import iris
 import reduced_products as bodies
 from iris import _target
 from iris.errors import ArgumentError, NotSymmetricError
-from iris.ops import _moving_sums
+from iris.ops import FusedConfig, _moving_sums
 from reduced_products import ALIKE, MOVING, algorithms, slow
 from reduced_products import REDUCE as OPERATION
 
@@ -195,6 +195,20 @@ def test_sums_that_move_are_rounded_once(ranks, world):
 
 
 @pytest.mark.sim(device="h200")
+def body_larger_tiles(ctx):
+    for rows in (16, 32, 16, 64):
+        p = bodies.problem(ctx, 3 * rows, 80, 20, operation=OPERATION, seed=rows)
+        config = FusedConfig(rows, 32, 32, num_sms=3, num_warps=1, num_stages=1)
+        bodies.call(ctx, OPERATION, p, algorithm="ring", config=config)
+        bodies.check(ctx, OPERATION, p)
+
+
+def test_a_ring_counts_on_when_its_memory_has_grown(sim, monkeypatch):
+    # More messages than slots before it grows: then who waits for a free slot needs what was counted before.
+    monkeypatch.setattr(_moving_sums, "RING_SLOTS", 2)
+    sim.run(body_larger_tiles, 2)
+
+
 @pytest.mark.parametrize(("count", "slots"), [(3, 1), slow(2, 2), slow(3, 2), slow(4, 1), slow(8, 4)])
 def test_a_ring_with_few_slots(sim, monkeypatch, count, slots):
     """A slot is used again within a call, when the next rank has read it."""

@@ -16,7 +16,7 @@ from iris.runtime.gpus import Gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 # Those that start simulations themselves are no scripts of one rank.
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if "iris.sim" not in path.read_text())
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("[0-9]*.py") if "iris.sim" not in path.read_text())
 
 RACE = """
     import torch

@@ -12,7 +12,7 @@ from iris.ops import _moving_sums, arguments
 from iris.ops._matmul_reduce_kernel import ONE_SHOT, SCATTER, TWO_SHOT
 from iris.ops.arguments import Problem
 from iris.ops.call import FusedCall, given_facts, place_facts, tensor_facts, torch_refuses
-from iris.ops.choice import check_fits, fitted, float64_plan
+from iris.ops.choice import check_fits, fitted, float64_plan, tiles_for
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.division import divided, exchange_time
 from iris.ops.operands import takes_descriptors
@@ -41,8 +41,6 @@ _INPUTS = ("A", "B", "bias", "scale_a", "scale_b")
 _ROUNDS_AHEAD = 0.5
 # Rounds from which on a reduce-scatter, which writes nothing to other ranks after its sums, does all of theirs first.
 _ROUNDS_IN_TURN = 6
-# Tiles for problems of one round, from large to small: rows, columns, depth, stages, warps; measured on an H200.
-_SMALLER_TILES = ((128, 128, 128, 3, 8), (64, 128, 128, 4, 8), (64, 64, 128, 6, 4))
 # Programs that send at a time where they multiply several tiles each: enough for a link.
 _SENDERS = 24
 
@@ -314,25 +312,6 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
     if entry.algorithm == "two_shot" and not reachable:
         return plan("one_shot", "heuristic", "the other ranks cannot write C, which is not on the symmetric heap")
     return plan(entry.algorithm, "exact" if entry.measured else "heuristic", reason)
-
-
-def tiles_for(ctx: Iris, problem: Problem, rows: int, owners: int) -> FusedConfig:
-    """Tiles of a product of ``rows`` rows for each of ``owners``.
-
-    What cannot keep all programs busy with tiles of the best shape takes the smallest that still are multiplied in one
-    round, because more programs read B then; and with few rows, tiles that are deep, because B comes from memory.
-    """
-    target, programs = ctx.target, ctx.get_cu_count()
-    config = fitted(target, replace(problem, M=rows))
-    if target.vendor != "nvidia" or not target.compiled or problem.a_dtype.itemsize != 2 or not rows:
-        return config
-    if config.block_size_m <= 32:
-        return replace(config, block_size_k=256, num_stages=4)
-    for m, n, k, stages, warps in _SMALLER_TILES:
-        tiles = owners * _ceil(rows, m) * _ceil(problem.N, n)
-        if m <= config.block_size_m and n <= config.block_size_n and tiles <= programs:
-            config = replace(config, block_size_m=m, block_size_n=n, block_size_k=k, num_stages=stages, num_warps=warps)
-    return config
 
 
 def _schedule(

@@ -27,6 +27,8 @@ PULL_ROWS = 64
 _FETCHERS = 20
 _FLAG_BYTES = 256 << 10
 _STAGE_ROWS = 16  # of tiles, in a stage when A is sharded along M
+# Tiles for problems of one round, from large to small: rows, columns, depth, stages, warps; measured on an H200.
+_SMALLER_TILES = ((128, 128, 128, 3, 8), (64, 128, 128, 4, 8), (64, 64, 128, 6, 4))
 
 
 def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConfig | None, torch_refuses: str) -> Plan:
@@ -115,6 +117,25 @@ def fitted(target: Target, problem: Problem) -> FusedConfig:
     config = FusedConfig(m, n, k, group_size_m=8, num_warps=8 if m * n >= 128 * 128 else 4, num_stages=stages)
     while config.shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem)) > target.shared_memory_bytes:
         config = _smaller(config)
+    return config
+
+
+def tiles_for(ctx: Iris, problem: Problem, rows: int, owners: int) -> FusedConfig:
+    """Tiles of a product of ``rows`` rows for each of ``owners``.
+
+    What cannot keep all programs busy with tiles of the best shape takes the smallest that still are multiplied in one
+    round, because more programs read B then; and with few rows, tiles that are deep, because B comes from memory.
+    """
+    target, programs = ctx.target, ctx.get_cu_count()
+    config = fitted(target, replace(problem, M=rows))
+    if target.vendor != "nvidia" or not target.compiled or problem.a_dtype.itemsize != 2 or not rows:
+        return config
+    if config.block_size_m <= 32:
+        return replace(config, block_size_k=256, num_stages=4)
+    for m, n, k, stages, warps in _SMALLER_TILES:
+        tiles = owners * -(-rows // m) * -(-problem.N // n)
+        if m <= config.block_size_m and n <= config.block_size_n and tiles <= programs:
+            config = replace(config, block_size_m=m, block_size_n=n, block_size_k=k, num_stages=stages, num_warps=warps)
     return config
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 # The state of the Mersenne twister: 624 words and the position.
@@ -95,6 +96,21 @@ class GradMode:
             guard = self._held_back[rank] = torch._C._InferenceMode(inference)
             guard.__enter__()
         torch._C._set_grad_enabled(grad)
+
+
+class FrameEvaluation:
+    """What ``torch.compile`` does with the frames of Python: on in a rank that runs what is compiled, off in another
+    that has left a graph."""
+
+    def __init__(self, size: int):
+        self._callbacks: list[Any] = [None] * size
+        self._outside: Any = None
+
+    def enter(self, rank: int) -> None:
+        self._outside = set_eval_frame(self._callbacks[rank])
+
+    def leave(self, rank: int) -> None:
+        self._callbacks[rank] = set_eval_frame(self._outside)
 
 
 class Precision:

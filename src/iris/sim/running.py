@@ -17,7 +17,7 @@ from iris.runtime.settle import settled
 from iris.runtime.world import Host, World
 from iris.sim._turns import turn
 from iris.sim.deadlock import deadlock
-from iris.sim.rank_state import Environment, FunctionModes, GradMode, Precision, RandomState
+from iris.sim.rank_state import Environment, FrameEvaluation, FunctionModes, GradMode, Precision, RandomState
 from iris.sim.timing import Timing
 from iris.sim.watcher import CHECKS, Watcher
 
@@ -176,7 +176,8 @@ def simulate(
             hooks["carry"] = share_gpu(world, link_gbps, link_per_peer, all_outcomes, stack)
         distributed = LocalDistributed(world.size, world.rank, world.run_until, **hooks)
         stack.callback(distributed.close)
-        world.switches += [kind(world.size) for kind in (Environment, GradMode, Precision, FunctionModes)]
+        kinds = (Environment, GradMode, Precision, FunctionModes, FrameEvaluation)
+        world.switches += [kind(world.size) for kind in kinds]
         world.switches += [distributed, *switches]
         try:
             return world.run(bodies, all_outcomes=all_outcomes)

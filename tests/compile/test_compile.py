@@ -17,12 +17,14 @@ import pytest
 from iris import _target
 
 WORKER = Path(__file__).with_name("_compile_worker.py")
-ARCHS = _target.compiled_archs()
+# By default one of each vendor: every kernel takes seconds.
+QUICK = ("sm_90", "gfx942")
+ARCHS = (*QUICK, *(arch for arch in _target.compiled_archs() if arch not in QUICK))
 CHILDREN = 2
 
 
 class Compiled:
-    """The workers' answers, one for each architecture; all start at the first question."""
+    """The workers' answers, one for each architecture; those of a selection of tests start together."""
 
     def __init__(self, selection, cache):
         self._selection = selection
@@ -33,7 +35,9 @@ class Compiled:
     def __call__(self, arch):
         if self._pool is None:
             self._pool = ThreadPoolExecutor(CHILDREN)
-            self._answers = {arch: self._pool.submit(self._compile, arch) for arch in ARCHS}
+        for one in QUICK if arch in QUICK else ARCHS:
+            if one not in self._answers:
+                self._answers[one] = self._pool.submit(self._compile, one)
         return self._answers[arch].result()
 
     def close(self):
@@ -65,7 +69,9 @@ def product(tmp_path_factory):
     compiled.close()
 
 
-arch_parameter = pytest.mark.parametrize("arch", ARCHS)
+arch_parameter = pytest.mark.parametrize(
+    "arch", [arch if arch in QUICK else pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHS]
+)
 
 
 def known_limits(answer):

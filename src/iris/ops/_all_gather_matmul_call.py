@@ -184,10 +184,7 @@ def _facts(
 ) -> dict[str, Any]:
     """What must be the same on every rank, by name; A's place, too: peers read it through their own pointer."""
     facts = tensor_facts((("output_tensor", out), ("A_sharded", a), ("B", b), ("bias", bias)))
-    facts |= place_facts(ctx, "A_sharded", a) | given_facts(activation, scales)
-    facts["algorithm"] = algorithm
-    facts["config"] = config
-    facts["float32 precision"] = torch.get_float32_matmul_precision()
+    facts |= place_facts(ctx, "A_sharded", a) | given_facts(activation, scales, algorithm, config)
     facts["workspace"] = "given" if workspace is not None else "none"
     facts["gather_dim"] = gather_dim
     facts["call"] = "all_gather_matmul_preamble" if preamble else "all_gather_matmul"

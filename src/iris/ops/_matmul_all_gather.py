@@ -16,6 +16,7 @@ from iris.ops.arguments import ACTIVATIONS, Problem
 from iris.ops.call import (
     FusedCall,
     address,
+    agreed,
     float32_matmul,
     given_facts,
     issue_in_order,
@@ -113,9 +114,7 @@ class State(Calls[Call]):
         facts = tensor_facts((("output", out), ("A", a), ("B", b), ("bias", bias)))
         if asked.algorithm != "torch":
             facts |= place_facts(self._ctx, "output", out)
-        facts |= given_facts(asked.activation, asked.scales)
-        facts["algorithm"], facts["config"] = asked.algorithm, asked.config
-        facts["float32 precision"] = torch.get_float32_matmul_precision()
+        facts |= given_facts(asked.activation, asked.scales, asked.algorithm, asked.config)
         facts["workspace"] = "given" if workspace is not None else "none"
         facts["call"] = f"{OPERATION}_preamble" if preamble else OPERATION
         self._ctx.agreement.reach(OPERATION, members, facts, error)
@@ -242,24 +241,16 @@ def _matmul_all_gather(ctx: Iris, asked: Asked, out, a, b, bias, async_op, works
         *layout(asked.scales[1]), address(out), asked.algorithm, asked.config, workspace is None, members.ranks,
         type(asked.group), torch.get_float32_matmul_precision(),
     )  # fmt: skip
-    call = state.recall(key)
-    if call is None:
-        call = state.agree(members, asked, out, a, b, bias, workspace)
-        state.remember(key, call)
-    call.check_overlap(out, a, b, bias, *asked.scales)
-    if workspace is None:
-        workspace = state.workspace(call, members)
-    else:
-        call.require(workspace, members)
-    if workspace.plan is not call.plan:
-        state.report(call.plan)
-        workspace.plan = call.plan
+    call, used = agreed(
+        state, key, lambda: state.agree(members, asked, out, a, b, bias, workspace),
+        (out, a, b, bias, *asked.scales), workspace, members,
+    )  # fmt: skip
     if out.numel():
         issue_in_order(
-            ctx, workspace, state.order if workspace.locks is ctx.pair_flags else None, async_op,
-            lambda: _issue(ctx, call, workspace, out, a, b, bias, asked, members),
+            ctx, used, state.order if used.locks is ctx.pair_flags else None, async_op,
+            lambda: _issue(ctx, call, used, out, a, b, bias, asked, members),
         )  # fmt: skip
-    return workspace
+    return used
 
 
 def _issue(ctx, call: Call, workspace, out, a, b, bias, asked: Asked, members: Group) -> None:

@@ -12,7 +12,7 @@ from iris.ops import _moving_sums
 from iris.ops._matmul_reduce_call import Asked, Call, Schedule, State, checked, new_workspace
 from iris.ops._matmul_reduce_kernel import matmul_reduce_kernel
 from iris.ops.arguments import ACTIVATIONS
-from iris.ops.call import address, float32_matmul, issue_in_order, layout, outside_of_graphs
+from iris.ops.call import address, agreed, float32_matmul, issue_in_order, layout, outside_of_graphs
 from iris.ops.operands import describe_a, describe_b
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks, launch
@@ -62,25 +62,17 @@ def _matmul_reduce(ctx, asked: Asked, out, a, b, bias, async_op, workspace) -> F
         *layout(asked.scales[0]), *layout(asked.scales[1]), address(out), asked.algorithm, asked.config,
         workspace is None, members.ranks, type(asked.group), torch.get_float32_matmul_precision(),
     )  # fmt: skip
-    call = state.recall(key)
-    if call is None:
-        call = state.agree(members, asked, out, a, b, bias, workspace)
-        state.remember(key, call)
-    call.check_overlap(out, a, b, bias, *asked.scales)
-    if workspace is None:
-        workspace = state.workspace(call, members)
-    else:
-        call.require(workspace, members)
-    if workspace.plan is not call.plan:
-        state.report(call.plan)
-        workspace.plan = call.plan
+    call, used = agreed(
+        state, key, lambda: state.agree(members, asked, out, a, b, bias, workspace),
+        (out, a, b, bias, *asked.scales), workspace, members,
+    )  # fmt: skip
     if call.problem.M and call.problem.N:
-        shared = workspace.partials is None or not workspace.partials.fixed
+        shared = used.partials is None or not used.partials.fixed
         issue_in_order(
-            ctx, workspace, state.order if shared else None, async_op,
-            lambda: _issue(ctx, call, workspace, out, a, b, bias, asked, members),
+            ctx, used, state.order if shared else None, async_op,
+            lambda: _issue(ctx, call, used, out, a, b, bias, asked, members),
         )  # fmt: skip
-    return workspace
+    return used
 
 
 def _issue(ctx, call: Call, workspace, out, a, b, bias, asked: Asked, members: Group) -> None:

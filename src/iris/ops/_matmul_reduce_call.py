@@ -363,11 +363,7 @@ def _facts(ctx: Iris, asked: Asked, call: Call | None, out, a, b, bias) -> dict[
         left_open = asked.algorithm is None and asked.config is None
         if taken in (None, *_WRITE_PEERS) or (taken == "one_shot" and left_open):
             facts |= place_facts(ctx, "C", out)
-    facts |= given_facts(asked.activation, asked.scales)
-    facts["algorithm"] = asked.algorithm
-    facts["config"] = asked.config
-    facts["float32 precision"] = torch.get_float32_matmul_precision()
-    return facts
+    return facts | given_facts(asked.activation, asked.scales, asked.algorithm, asked.config)
 
 
 def _own_rows(M: int, members: Group) -> tuple[int, int]:

@@ -54,7 +54,7 @@ from iris.ops._all_gather_matmul_call import OPERATION, State, checked, make_wor
 from iris.ops._all_gather_matmul_kernel import pull_kernel
 from iris.ops._hbm_buffer import run_hbm_buffer
 from iris.ops.arguments import ACTIVATIONS, Problem
-from iris.ops.call import address, float32_matmul, issue_in_order, layout, outside_of_graphs
+from iris.ops.call import address, agreed, float32_matmul, issue_in_order, layout, outside_of_graphs
 from iris.ops.config import FusedConfig
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks, launch
@@ -135,23 +135,14 @@ def _all_gather_matmul(
         address(A_sharded), algorithm, config, workspace is None, gather_dim, members.ranks, type(group),
         torch.get_float32_matmul_precision(),
     )  # fmt: skip
-    call = state.recall(key)
-    if call is None:
-        call = state.agree(
-            members, output_tensor, A_sharded, B, bias, activation, scales, algorithm, config, workspace, gather_dim,
-            group,
-        )  # fmt: skip
-        state.remember(key, call)
-    call.check_overlap(output_tensor, A_sharded, B, bias, *scales)
-    if workspace is None:
-        workspace = state.workspace(call, members)
-    else:
-        call.require(workspace, members)
-    if workspace.plan is not call.plan:
-        state.report(call.plan)
-        workspace.plan = call.plan
-    _run(ctx, call, workspace, output_tensor, A_sharded, B, bias, scales, members, group, async_op)
-    return workspace
+    tensors = (output_tensor, A_sharded, B, bias)
+
+    def agree():
+        return state.agree(members, *tensors, activation, scales, algorithm, config, workspace, gather_dim, group)
+
+    call, used = agreed(state, key, agree, (*tensors, *scales), workspace, members)
+    _run(ctx, call, used, *tensors, scales, members, group, async_op)
+    return used
 
 
 def all_gather_matmul_preamble(

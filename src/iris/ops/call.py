@@ -120,12 +120,43 @@ def place_facts(ctx: Iris, name: str, tensor: Any) -> dict[str, Any]:
     return {f"strides of {name}": tensor.stride(), f"offset of {name} in the heap": offset}
 
 
-def given_facts(activation: Any, scales: tuple[Any, Any]) -> dict[str, Any]:
-    """What must be the same on every rank of an epilogue without its bias."""
+def given_facts(activation: Any, scales: tuple[Any, Any], algorithm: Any, config: Any) -> dict[str, Any]:
+    """What must be the same on every rank of an epilogue without its bias, and of how it is to be done."""
     facts: dict[str, Any] = {"activation": activation if isinstance(activation, str) else type(activation).__name__}
     for name, scale in zip(("scale_a", "scale_b"), scales, strict=True):
         facts[name] = "given" if scale is not None else "none"
+    facts["algorithm"] = algorithm
+    facts["config"] = config
+    facts["float32 precision"] = torch.get_float32_matmul_precision()
     return facts
+
+
+def agreed(
+    state: Any, key: tuple, agree: Callable[[], Any], tensors: Iterable[Any], workspace: Any, members: Group
+) -> tuple[Any, Any]:
+    """The call that the ranks agree on, and the workspace that it runs in.
+
+    Args:
+        state: what the context remembers of the operation.
+        key: what makes calls the same; when the ranks have agreed on one, they need not again.
+        agree: checks the arguments and compares them across the group; makes the call.
+        tensors: output and inputs, which must not overlap.
+        workspace: the caller's, None for the context's own.
+        members: of the group.
+    """
+    call = state.recall(key)
+    if call is None:
+        call = agree()
+        state.remember(key, call)
+    call.check_overlap(*tensors)
+    if workspace is None:
+        workspace = state.workspace(call, members)
+    else:
+        call.require(workspace, members)
+    if workspace.plan is not call.plan:
+        state.report(call.plan)
+        workspace.plan = call.plan
+    return call, workspace
 
 
 def new_pair_flags(ctx: Iris, site: str) -> tuple[torch.Tensor, torch.Tensor]:

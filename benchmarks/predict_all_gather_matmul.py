@@ -38,11 +38,11 @@ import triton
 import triton.language as tl
 
 import iris
+from iris._machine import Machine, by_name, names
 from iris._target import INTERPRETER, KNOWN
 from iris.ops._hbm_buffer import Schedule, schedule
 from iris.ops.arguments import Problem
 from iris.ops.config import HbmBufferConfig
-from iris.sim.machine import Machine, by_name, names
 from iris.sim.virtual_time import VirtualTime
 from iris.x.schedule import fetched_piece, gathered_block, piece_flag, staged_tile, turn_start
 

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import iris
+from iris._machine import Machine, by_name, figure_names, names
 from iris._target import KNOWN
 from iris.errors import ArgumentError
-from iris.sim.machine import Cache, Channel, Machine, Paths, by_name, figure_names, names, take
+from iris.sim.machine import Cache, Channel, Paths, take
 
-DATA = json.loads((Path(iris.__file__).parent / "sim" / "machines.json").read_text())
+DATA = json.loads((Path(iris.__file__).parent / "_machines.json").read_text())
 # Two units of 1000 FLOP/ns each; 10 bytes/ns of memory; 2 bytes/ns to one peer and 4 to all; no cache.
 TOY = Machine(
     name="toy",

@@ -13,10 +13,10 @@ from triton.runtime.errors import InterpreterError
 import iris
 import iris.device.address
 from iris import sim
+from iris._machine import by_name
 from iris.device import clock, signal
 from iris.errors import ArgumentError
 from iris.ops.config import FusedConfig
-from iris.sim.machine import by_name
 from iris.x.schedule import grouped_tile
 
 MI300X, H200 = by_name("mi300x"), by_name("h200")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from iris._machine import by_name
 from iris._target import INTERPRETER
 from iris.ops.config import HbmBufferConfig
-from iris.sim.machine import by_name
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "predict_all_gather_matmul.py"
 # Few programs, so that they take several tiles each and the last tiles are divided.

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from iris._events import EVENT_NAMES, Event, event_name
-from iris.sim.machine import Machine, by_name
+from iris._machine import Machine, by_name
 from iris.sim.timeline import Timeline, intersection, length, union
 from iris.sim.virtual_time import VirtualTime
 

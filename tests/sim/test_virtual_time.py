@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from iris._machine import Machine, by_name
 from iris.errors import ArgumentError
-from iris.sim.machine import Machine, by_name
 from iris.sim.virtual_time import VirtualTime
 
 # In bytes/ns: memory 10, one program 5 of it; a link 2, all links of a device 4, one program 2. A unit: 1000 FLOP/ns.

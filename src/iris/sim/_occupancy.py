@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from iris._machine import Machine
 from iris.errors import ArgumentError
-from iris.sim.machine import Machine
 from iris.sim.timeline import BARRIER, HOST, OTHER, WAIT, Span
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from iris._machine import Machine, by_name
 from iris.runtime.context import iris
-from iris.sim.machine import Machine, by_name
 from iris.sim.running import HEAP_BYTES, STEP_LIMIT, checked_size, simulate
 from iris.sim.timeline import Summary, Timeline
 from iris.sim.virtual_time import VirtualTime
@@ -51,7 +51,7 @@ def predict(
     Args:
         fn: what a rank does; ``ctx`` is its :class:`iris.Iris`.
         world_size: number of ranks.
-        device: the device of every rank: a name of :func:`iris.sim.machine.names`, or a machine of your own.
+        device: the device of every rank: a name of :func:`iris._machine.names`, or a machine of your own.
         seed: decides between programs whose clocks are equal.
         resident_programs: programs of a rank that run at a time; default what the device holds.
         check: as for :func:`iris.sim.run`, where everything is checked by default; here nothing is.

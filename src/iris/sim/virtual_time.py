@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from iris._machine import Machine
 from iris.errors import ArgumentError
 from iris.sim._occupancy import Occupancy, ProgramTimes
-from iris.sim.machine import Channel, Machine, Paths, take
+from iris.sim.machine import Channel, Paths, take
 from iris.sim.timeline import COMPUTE, FETCH, OTHER, STORE, WAIT
 
 _RELEASES_KEPT = 64  # per address; waits for older values see the oldest one kept

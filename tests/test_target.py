@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from iris import _target
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, EnvironmentValueError
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def device(monkeypatch):
     def detect(hip=None, **properties):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**properties))
         monkeypatch.setattr(torch.version, "hip", hip)
-        _target.detect.cache_clear()
+        _target.forget_devices()
         return _target.detect(0)
 
     monkeypatch.delenv("IRIS_GPU_ARCH", raising=False)
     yield detect
-    _target.detect.cache_clear()
+    _target.forget_devices()
 
 
 H200 = {
@@ -126,7 +126,93 @@ def test_an_unknown_device_is_taken_as_it_is(device):
 def test_the_variable_overrides_the_architecture(device, monkeypatch):
     monkeypatch.setenv("IRIS_GPU_ARCH", "SM_100a")
     target = device(**H200)
-    assert (target.arch, target.name, target.chiplets) == ("sm_100", "NVIDIA H200", 2)
+    assert (target.arch, target.product, target.name, target.chiplets) == ("sm_100", "b200", "NVIDIA H200", 2)
+
+
+def test_the_variable_is_read_at_every_detection(device, monkeypatch):
+    assert device(**H200).product == "h200"
+    monkeypatch.setenv("IRIS_GPU_ARCH", "h100")
+    assert _target.detect(0).product == "h100"
+    monkeypatch.delenv("IRIS_GPU_ARCH")
+    assert _target.detect(0) == _target.KNOWN["h200"]
+
+
+def test_a_bare_architecture_keeps_the_product_that_is_there(device, monkeypatch):
+    monkeypatch.setenv("IRIS_GPU_ARCH", "gfx942:sramecc+:xnack-")
+    mi325x = MI300X | {"name": "AMD Instinct MI325X"}
+    assert device(hip="7.0", **mi325x) == _target.KNOWN["mi325x"]
+    monkeypatch.setenv("IRIS_GPU_ARCH", "MI300X")
+    assert device(hip="7.0", **mi325x).product == "mi300x"
+
+
+def test_the_variable_refuses_what_is_not_known(device, monkeypatch):
+    for wrong in ("gfx90a", "rtx", "cpu", "sm_75"):
+        monkeypatch.setenv("IRIS_GPU_ARCH", wrong)
+        with pytest.raises(
+            EnvironmentValueError, match=rf"'{wrong}' names no known device; possible: .*mi300x.*gfx942"
+        ):
+            device(**H200)
+    monkeypatch.setenv("IRIS_GPU_ARCH", "mi300x")
+    with pytest.raises(EnvironmentValueError, match=r"kernels run on NVIDIA H200 \(sm_90\); possible: .* of nvidia"):
+        device(**H200)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "product"),
+    [
+        ("AMD Instinct MI300X", "gfx942", "mi300x"),
+        ("AMD Instinct MI300X VF", "gfx942", "mi300x"),
+        ("AMD Instinct MI325X", "gfx942", "mi325x"),
+        ("AMD Instinct MI355X", "gfx950", "mi355x"),
+        ("NVIDIA H100 80GB HBM3", "sm_90", "h100"),
+        ("NVIDIA H200 MIG 1g.18gb", "sm_90", "h200"),
+        # Other products with the same architecture.
+        ("AMD Instinct MI300A", "gfx942", ""),
+        ("AMD Instinct MI308X", "gfx942", ""),
+        ("NVIDIA GH200 480GB", "sm_90", ""),
+        ("NVIDIA H20", "sm_90", ""),
+        # Names that tell nothing.
+        ("AMD Radeon Graphics", "gfx942", "mi300x"),
+        ("", "gfx950", "mi355x"),
+        ("NVIDIA Graphics Device", "sm_75", ""),
+        # A name and an architecture that do not go together.
+        ("NVIDIA H200", "sm_75", ""),
+    ],
+)
+def test_products_that_share_an_architecture_are_told_apart_by_name(name, arch, product):
+    assert _target.product_named(name, arch) == product
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "product", "how"),
+    [
+        ("MI300X", "mi325x", "mi300x", "^$"),
+        (" h200 ", "", "h200", "^$"),
+        ("gfx942:sramecc+:xnack-", "", "mi300x", "mi300x is the first known product with gfx942, before mi325x"),
+        ("gfx942", "mi325x", "mi325x", "gfx942 is the architecture of this machine's mi325x"),
+        ("sm_90a", "b200", "h100", "h100 is the first known product with sm_90, before h200"),
+        ("SM_90A", "h200", "h200", "this machine's h200"),
+        ("10.0", "", "b200", "b200 is the first known product with sm_100$"),
+    ],
+)
+def test_a_text_names_a_product_and_says_how(text, own, product, how):
+    named = _target.product_of(text, own)
+    assert (named.product, named.arch) == (product, _target.KNOWN[product].arch)
+    assert re.search(how, named.how), named.how
+
+
+@pytest.mark.parametrize("text", ["", "gfx90a", "sm_75", "gpu", "mi300", "cpu"])
+def test_a_text_that_names_nothing_lists_what_is_possible(text):
+    with pytest.raises(
+        ArgumentError, match=r"possible: a product \(mi300x, .*h200.*\) or an architecture \(gfx942, .*sm_90"
+    ):
+        _target.product_of(text)
+
+
+def test_products_are_the_names_of_known_targets():
+    assert {name: target.product for name, target in _target.KNOWN.items()} == {name: name for name in _target.KNOWN}
+    assert _target.INTERPRETER.product == ""
+    assert _target.KNOWN["h200"].share(4).product == "h200"
 
 
 def test_names_of_compute_units():

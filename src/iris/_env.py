@@ -101,8 +101,9 @@ _ALL = (
     Variable(
         "IRIS_GPU_ARCH",
         None,
-        "an architecture such as gfx942, gfx950, sm_90 or sm_100",
-        "Overrides the detected architecture when configurations are chosen.",
+        "an architecture (gfx942, sm_90, …) or a product (mi300x, h200, …) that Iris knows",
+        "Overrides the detected GPU when configurations are chosen. A bare architecture keeps the product that is there "
+        "if it has that architecture.",
         lambda text: text.strip().lower(),
     ),
     Variable(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from iris import _env
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, EnvironmentValueError
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Target:
         chiplets: dies that have an L2 cache of their own.
         clock_hz: ticks a second of the clock that kernels read.
         fp8: names of the fp8 dtypes of torch that the target multiplies.
+        product: key of :data:`KNOWN` that tables of configurations go by, ``"mi300x"`` for example; empty when it is
+            not known. Products that share an architecture are told apart by it.
     """
 
     vendor: str
@@ -39,6 +41,7 @@ class Target:
     chiplets: int
     clock_hz: int
     fp8: tuple[str, ...] = ()
+    product: str = ""
 
     @property
     def compiled(self) -> bool:
@@ -77,13 +80,24 @@ _KIB = 1024
 _OCP_FP8 = ("float8_e4m3fn", "float8_e5m2")
 _FNUZ_FP8 = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 
+
+def _known(product: str, vendor: str, arch: str, name: str, units: int, shared_kib: int, chiplets: int, fp8) -> Target:
+    warp, clock = (64, 100_000_000) if vendor == "amd" else (32, 1_000_000_000)
+    return Target(vendor, arch, name, units, shared_kib * _KIB, warp, chiplets, clock, fp8, product)
+
+
+# Of products with the same architecture the first stands for those that nobody names.
 KNOWN: dict[str, Target] = {
-    "mi300x": Target("amd", "gfx942", "AMD Instinct MI300X", 304, 64 * _KIB, 64, 8, 100_000_000, _FNUZ_FP8),
-    "mi325x": Target("amd", "gfx942", "AMD Instinct MI325X", 304, 64 * _KIB, 64, 8, 100_000_000, _FNUZ_FP8),
-    "mi350x": Target("amd", "gfx950", "AMD Instinct MI350X", 256, 160 * _KIB, 64, 8, 100_000_000, _OCP_FP8),
-    "h100": Target("nvidia", "sm_90", "NVIDIA H100", 132, 227 * _KIB, 32, 1, 1_000_000_000, _OCP_FP8),
-    "h200": Target("nvidia", "sm_90", "NVIDIA H200", 132, 227 * _KIB, 32, 1, 1_000_000_000, _OCP_FP8),
-    "b200": Target("nvidia", "sm_100", "NVIDIA B200", 148, 227 * _KIB, 32, 2, 1_000_000_000, _OCP_FP8),
+    target.product: target
+    for target in (
+        _known("mi300x", "amd", "gfx942", "AMD Instinct MI300X", 304, 64, 8, _FNUZ_FP8),
+        _known("mi325x", "amd", "gfx942", "AMD Instinct MI325X", 304, 64, 8, _FNUZ_FP8),
+        _known("mi355x", "amd", "gfx950", "AMD Instinct MI355X", 256, 160, 8, _OCP_FP8),
+        _known("mi350x", "amd", "gfx950", "AMD Instinct MI350X", 256, 160, 8, _OCP_FP8),
+        _known("h100", "nvidia", "sm_90", "NVIDIA H100", 132, 227, 1, _OCP_FP8),
+        _known("h200", "nvidia", "sm_90", "NVIDIA H200", 132, 227, 1, _OCP_FP8),
+        _known("b200", "nvidia", "sm_100", "NVIDIA B200", 148, 227, 2, _OCP_FP8),
+    )
 }
 
 INTERPRETER = Target("cpu", "interpreter", "Triton interpreter", 8, 1 << 30, 32, 1, 1_000_000_000, _OCP_FP8 + _FNUZ_FP8)
@@ -125,21 +139,108 @@ def normalize_arch(text: str | None) -> str:
     return ""
 
 
+# A word that is the name of a product, as in "NVIDIA H20" or "AMD Instinct MI308X"; "AMD Radeon Graphics" has none.
+_PRODUCT_WORD = re.compile(r"(?<![a-z0-9])(?!gfx|hbm|sxm|sm)[a-z]{1,3}\d{2,4}[a-z]?(?![a-z0-9])")
+
+
+def product_named(name: str, arch: str) -> str:
+    """The known product that a device's name tells, or else the first with its architecture; empty when neither does.
+
+    A name that tells another product gives none: an MI300A is no MI300X, nor a GH200 an H200, though their
+    architectures are the same.
+    """
+    words = _PRODUCT_WORD.findall(name.lower())
+    for word in words:
+        if word in KNOWN and KNOWN[word].arch == arch:
+            return word
+    return "" if words else next((product for product, target in KNOWN.items() if target.arch == arch), "")
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a text says about a device.
+
+    Attributes:
+        product: key of :data:`KNOWN`.
+        arch: the product's architecture.
+        how: how the product follows from the text, in words; empty when the text is the product's name.
+    """
+
+    product: str
+    arch: str
+    how: str = ""
+
+
+def possible_names() -> str:
+    """What :func:`product_of` understands, in words."""
+    return f"a product ({', '.join(KNOWN)}) or an architecture ({', '.join(compiled_archs())})"
+
+
 @cache
+def product_of(text: str, own: str = "") -> Named:
+    """The product and the architecture that a text names.
+
+    Args:
+        text: a product or an architecture in any spelling and case: ``"MI300X"``, ``"gfx942:sramecc+:xnack-"``,
+            ``"sm_90a"``.
+        own: the device's own product. A bare architecture keeps it where it has that architecture, and otherwise means
+            the first known product that has.
+
+    Raises:
+        ArgumentError: lists what is possible.
+    """
+    word = text.strip().lower()
+    if word in KNOWN:
+        return Named(word, KNOWN[word].arch)
+    arch = normalize_arch(word)
+    products = [product for product, target in KNOWN.items() if target.arch == arch]
+    if not products:
+        raise ArgumentError(f"{text!r} names no known device; possible: {possible_names()}")
+    if own in products:
+        return Named(own, arch, f"{arch} is the architecture of this machine's {own}")
+    others = f", before {', '.join(products[1:])}" if products[1:] else ""
+    return Named(products[0], arch, f"{products[0]} is the first known product with {arch}{others}")
+
+
+def override(own: str = "") -> Named | None:
+    """What ``IRIS_GPU_ARCH`` says about the device, whose own product is ``own``; None when it is unset.
+
+    Raises:
+        EnvironmentValueError: it names no known device; the message lists what is possible.
+    """
+    text = _env.get("IRIS_GPU_ARCH")
+    if not text:
+        return None
+    try:
+        return product_of(text, own)
+    except ArgumentError:
+        raise EnvironmentValueError(
+            f"IRIS_GPU_ARCH={text!r} names no known device; possible: {possible_names()}"
+        ) from None
+
+
 def detect(device_index: int) -> Target:
-    """Facts of a visible GPU, read from torch; figures that torch does not report come from :data:`KNOWN`."""
+    """Facts of a visible GPU, read from torch; figures that torch does not report come from :data:`KNOWN`.
+
+    ``IRIS_GPU_ARCH`` overrides its product and architecture.
+
+    Raises:
+        EnvironmentValueError: ``IRIS_GPU_ARCH`` names no known device, or one of another vendor.
+    """
+    target = _detected(device_index)
+    named = override(target.product)
+    return target if named is None else _overridden(target, named)
+
+
+@cache
+def _detected(device_index: int) -> Target:
     import torch
 
     properties = torch.cuda.get_device_properties(device_index)
     amd = torch.version.hip is not None
-    if amd:
-        arch = normalize_arch(properties.gcnArchName)
-    else:
-        arch = f"sm_{properties.major}{properties.minor}"
-    override = _env.get("IRIS_GPU_ARCH")
-    if override:
-        arch = normalize_arch(override) or override
-    family = next((target for target in KNOWN.values() if target.arch == arch), None)
+    arch = normalize_arch(properties.gcnArchName) if amd else f"sm_{properties.major}{properties.minor}"
+    product = product_named(properties.name, arch)
+    family = KNOWN.get(product) or next((target for target in KNOWN.values() if target.arch == arch), None)
     shared = getattr(properties, "shared_memory_per_block_optin", 0) or (family.shared_memory_bytes if family else 0)
     return Target(
         vendor="amd" if amd else "nvidia",
@@ -151,4 +252,21 @@ def detect(device_index: int) -> Target:
         chiplets=family.chiplets if family else 1,
         clock_hz=100_000_000 if amd else 1_000_000_000,
         fp8=family.fp8 if family else (),
+        product=product,
     )
+
+
+@cache
+def _overridden(target: Target, named: Named) -> Target:
+    family = KNOWN[named.product]
+    if family.vendor != target.vendor:
+        raise EnvironmentValueError(
+            f"IRIS_GPU_ARCH names {named.product} ({named.arch}), but kernels run on {target.name} ({target.arch}); "
+            f"possible: a product or an architecture of {target.vendor}"
+        )
+    return replace(target, arch=named.arch, product=named.product, chiplets=family.chiplets, fp8=family.fp8)
+
+
+def forget_devices() -> None:
+    """Read the visible GPUs anew when they are asked for next."""
+    _detected.cache_clear()

@@ -55,8 +55,8 @@ def multiply_tile(
     return multiply_blocks(
         acc, None, a, 0, rows.to(tl.int64) * stride_am, rows < M, 0, 0, stride_ak,
         None, b, 0, columns.to(tl.int64) * stride_bn, columns < N, stride_bk,
-        0, tl.cdiv(K, BLOCK_K), K, 0, 0, ctx.rank, ctx.rank, ctx.heap_bases,
-        1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, 1, False, False, "ieee",
+        0, tl.cdiv(K, BLOCK_K), K, 0, 0, ctx.rank, ctx.rank, ctx.heap_bases, 1,
+        1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, False, False, "ieee",
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def pull_kernel(
             acc = multiply_blocks(
                 acc, None, translate(a_ptr, rank, peer, context + 2), 0, rows, offs_m < M, 0, 0, stride_ak,
                 None, b_ptr, 0, columns, offs_n < N, stride_bk, 0, tl.cdiv(K_shard, BLOCK_K), K_shard, 0, owner,
-                rank, peer, context + 2, WORLD, 1, GATHER_DIM == 1, BLOCK_M, BLOCK_N, BLOCK_K, 1, False, False,
+                rank, peer, context + 2, 1, WORLD, 1, GATHER_DIM == 1, BLOCK_M, BLOCK_N, BLOCK_K, False, False,
                 PRECISION,
             )  # fmt: skip
 

@@ -106,7 +106,7 @@ def _finish(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["M", "index", "fetchers", "first_fetchers", "whole", "splits"])
+@triton.jit(do_not_specialize=["M", "index", "fetchers", "first_fetchers", "whole", "splits", "stage_rows", "k_per_flag", "flag_rows"])
 def hbm_buffer_kernel(
     a_desc,
     staged_desc,
@@ -141,6 +141,9 @@ def hbm_buffer_kernel(
     first_fetchers,
     whole,
     splits,
+    stage_rows,
+    k_per_flag,
+    flag_rows,
     flags,
     counters,
     members,
@@ -153,9 +156,6 @@ def hbm_buffer_kernel(
     BLOCK_K: tl.constexpr,
     FETCH_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    STAGE_M: tl.constexpr,
-    K_PER_FLAG: tl.constexpr,
-    FLAG_ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
     COPIED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
@@ -171,8 +171,8 @@ def hbm_buffer_kernel(
 
     ``M`` is the number of rows of one shard (``GATHER_DIM == 0``) or of A; ``K_shard`` the columns of one shard. Part p
     of ``staged_ptr`` is the shard of member ``index + 1 + p``, in ``part_rows`` rows. ``fetched`` has a flag for each
-    part, row of tiles and group of ``K_PER_FLAG`` blocks: the number of the call that has brought it. With ``COPIED``
-    the host's copies bring the parts instead, ``FLAG_ROWS`` rows of tiles at a time and all K of a part at once, and
+    part, row of tiles and group of ``k_per_flag`` blocks: the number of the call that has brought it. With ``COPIED``
+    the host's copies bring the parts instead, ``flag_rows`` rows of tiles at a time and all K of a part at once, and
     a flag is 0 before its copy and 1 afterwards.
 
     The tiles from ``whole`` on are divided along K into ``splits`` pieces. All but the last leave their sums in
@@ -192,13 +192,13 @@ def hbm_buffer_kernel(
                 fetch_pieces(
                     a_ptr, staged_ptr, M, K_shard, stride_am, stride_ak, stride_part, stride_sm, stride_sk,
                     fetched, queue, epoch, role, fetchers, flags, counters, members, index, context,
-                    WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, FETCH_K, STAGE_M, K_PER_FLAG, TRACING, KERNEL,
+                    stage_rows, k_per_flag, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, FETCH_K, TRACING, KERNEL,
                 )  # fmt: skip
 
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     blocks = tl.cdiv(K_shard, BLOCK_K)
-    turns = tl.cdiv(blocks, K_PER_FLAG)  # of one part
+    turns = tl.cdiv(blocks, k_per_flag)  # of one part
     # What a tile goes through: its own blocks, then those of all parts (along K) or of one part only.
     sequence: tl.constexpr = parts if GATHER_DIM == 1 else 1
     wanted = epoch
@@ -218,9 +218,9 @@ def hbm_buffer_kernel(
         tile, piece, pieces = divided_tile(item, whole, splits)
         row_shard = tl.full((), 0, tl.int32)
         if GATHER_DIM == 0 and WORLD > 1:
-            row_shard, tile_m, tile_n = gathered_tile(tile, tiles_m, tiles_n, parts, STAGE_M, GROUP_M)
+            row_shard, tile_m, tile_n = gathered_tile(tile, tiles_m, tiles_n, parts, stage_rows, GROUP_M)
         else:
-            tile_m, tile_n = staged_tile(tile, tiles_m, tiles_n, STAGE_M, GROUP_M)
+            tile_m, tile_n = staged_tile(tile, tiles_m, tiles_n, stage_rows, GROUP_M)
         if TRACING:
             span = tracing.start(context, _COMPUTE, -1, tile_m, tile_n)
         rows = tile_m * BLOCK_M + offsets_m
@@ -241,21 +241,21 @@ def hbm_buffer_kernel(
             acc, a_desc, a_ptr, tile_m * BLOCK_M, rows.to(tl.int64) * stride_am, rows < M, 0, 0, stride_ak,
             b_desc, b_ptr, tile_n * BLOCK_N, b_columns, columns < N, stride_bk,
             tl.minimum(first, own), tl.minimum(last, own), K_shard, 0, index, rank, rank, context + 2,
-            WORLD, 1, along_k, BLOCK_M, BLOCK_N, BLOCK_K, K_PER_FLAG, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+            k_per_flag, WORLD, 1, along_k, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, DESCRIPTORS, PRECISION,
         )  # fmt: skip
         if WORLD > 1:
-            flag_row = tile_m // FLAG_ROWS
+            flag_row = tile_m // flag_rows
             part = flag_row % parts  # the one that the tile begins with
             if GATHER_DIM == 0:
                 part = tl.maximum(row_shard - 1, 0)  # the only one
-            base = fetched + piece_flag(part, flag_row, 0, tl.cdiv(tiles_m, FLAG_ROWS), turns, parts, along_k)
+            base = fetched + piece_flag(part, flag_row, 0, tl.cdiv(tiles_m, flag_rows), turns, parts, along_k)
             position = tl.maximum(first - own, 0)
             end = tl.maximum(last - own, 0)
             while position < end:
                 # As many groups in a row as have come, at least the next one: while data still arrives the loop waits
                 # between groups, afterwards it goes through the rest without a stop. The reads are atomic because those
                 # give all threads of the program one number, and they acquire what they have seen.
-                turn, _, _ = gathered_block(position, blocks, sequence, K_PER_FLAG)
+                turn, _, _ = gathered_block(position, blocks, sequence, k_per_flag)
                 come = AHEAD
                 if everything == 0:
                     if not COPIED:
@@ -278,13 +278,13 @@ def hbm_buffer_kernel(
                         _asm.order_descriptor_loads()
                 until = end
                 if everything == 0:
-                    until = tl.minimum(turn_start(turn + come, blocks, sequence, K_PER_FLAG), end)
+                    until = tl.minimum(turn_start(turn + come, blocks, sequence, k_per_flag), end)
                 acc = multiply_blocks(
                     acc, staged_desc, staged_ptr, tile_m * BLOCK_M, rows.to(tl.int64) * stride_sm, rows < M,
                     part_rows, stride_part, stride_sk,
                     b_desc, b_ptr, tile_n * BLOCK_N, b_columns, columns < N, stride_bk,
                     position, until, K_shard, part, index + 1, rank, rank, context + 2,
-                    WORLD, sequence, along_k, BLOCK_M, BLOCK_N, BLOCK_K, K_PER_FLAG, B_TRANSPOSED, DESCRIPTORS,
+                    k_per_flag, WORLD, sequence, along_k, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, DESCRIPTORS,
                     PRECISION,
                 )  # fmt: skip
                 position = until

@@ -65,26 +65,26 @@ def _begin(
     index,
     rank,
     context,
+    stage_rows,
+    k_per_flag,
     WORLD: tl.constexpr,
     GATHER_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STAGE_M: tl.constexpr,
-    K_PER_FLAG: tl.constexpr,
     KERNEL: tl.constexpr,
 ):
     """Wait until a piece may be read: its part, row of tiles, group, owner, first column and the one past its last, the
     tick at which an imitated link has carried it, and ``ready``, a bit for each part that may be read."""
     parts: tl.constexpr = WORLD - 1
-    part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M, GATHER_DIM == 1)
+    part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, stage_rows, GATHER_DIM == 1)
     peer = tl.load(members + rotated_rank(index, 1 + part, WORLD))
     bit = tl.full((), 1, tl.int64) << (part % 64)
     if (ready & bit) == 0:
         wait_for_input(flags, counters, peer, context, KERNEL)
         if parts <= 64:
             ready |= bit
-    first = group * (K_PER_FLAG * BLOCK_K)
-    last = tl.minimum(first + K_PER_FLAG * BLOCK_K, K_shard)
+    first = group * (k_per_flag * BLOCK_K)
+    last = tl.minimum(first + k_per_flag * BLOCK_K, K_shard)
     nbytes = tl.minimum(M - tile_m * BLOCK_M, BLOCK_M) * (last - first) * element_bytes(a_ptr.dtype)
     return part, tile_m, group, peer, first, last, link.charge(nbytes, rank, peer, context + 2), ready
 
@@ -110,13 +110,13 @@ def fetch_pieces(
     members,
     index,
     context,
+    stage_rows,
+    k_per_flag,
     WORLD: tl.constexpr,
     GATHER_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     FETCH_K: tl.constexpr,
-    STAGE_M: tl.constexpr,
-    K_PER_FLAG: tl.constexpr,
     TRACING: tl.constexpr,
     KERNEL: tl.constexpr,
 ):
@@ -128,14 +128,14 @@ def fetch_pieces(
     rank = tl.load(members + index)
     parts: tl.constexpr = WORLD - 1
     tiles_m = tl.cdiv(M, BLOCK_M)
-    groups = tl.cdiv(tl.cdiv(K_shard, BLOCK_K), K_PER_FLAG)
+    groups = tl.cdiv(tl.cdiv(K_shard, BLOCK_K), k_per_flag)
     items = tiles_m * groups * parts
-    of_first_stage = tl.minimum(STAGE_M, tiles_m) * groups * parts
+    of_first_stage = tl.minimum(stage_rows, tiles_m) * groups * parts
     item = tl.atomic_add(queue + FETCHES, 1, sem="relaxed", scope="gpu")
     if item < items:
         part, tile_m, group, peer, first, last, due, ready = _begin(
             a_ptr, item, tl.full((), 0, tl.int64), M, K_shard, tiles_m, groups, flags, counters, members, index, rank,
-            context, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
+            context, stage_rows, k_per_flag, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, KERNEL,
         )  # fmt: skip
         if TRACING:
             span = tracing.start(context, _FETCH, peer, tile_m, group)
@@ -174,7 +174,7 @@ def fetch_pieces(
             if following < items:
                 part, tile_m, group, peer, first, last, due, ready = _begin(
                     a_ptr, following, ready, M, K_shard, tiles_m, groups, flags, counters, members, index, rank,
-                    context, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, STAGE_M, K_PER_FLAG, KERNEL,
+                    context, stage_rows, k_per_flag, WORLD, GATHER_DIM, BLOCK_M, BLOCK_K, KERNEL,
                 )  # fmt: skip
                 if TRACING:
                     span = tracing.start(context, _FETCH, peer, tile_m, group)

@@ -83,8 +83,8 @@ def matmul_all_gather_kernel(
         acc = multiply_blocks(
             acc, a_desc, a_ptr, tile_m * BLOCK_M, rows.to(tl.int64) * stride_am, rows < M, 0, 0, stride_ak,
             b_desc, b_ptr, tile_n * BLOCK_N, columns.to(tl.int64) * stride_bn, columns < N, stride_bk,
-            0, tl.cdiv(K, BLOCK_K), K, 0, 0, rank, rank, context + 2,
-            1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, 1, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+            0, tl.cdiv(K, BLOCK_K), K, 0, 0, rank, rank, context + 2, 1,
+            1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, DESCRIPTORS, PRECISION,
         )  # fmt: skip
         mask = (rows < M)[:, None] & (columns < N)[None, :]
         value = finished_tile(

@@ -272,8 +272,8 @@ def matmul_reduce_kernel(
             acc = multiply_blocks(
                 acc, a_desc, a_ptr, first_row, rows.to(tl.int64) * stride_am, rows < row_end, 0, 0, stride_ak,
                 b_desc, b_ptr, tile_n * BLOCK_N, columns.to(tl.int64) * stride_bn, columns < N, stride_bk,
-                first, last, K, 0, 0, rank, rank, context + 2,
-                1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, 1, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+                first, last, K, 0, 0, rank, rank, context + 2, 1,
+                1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, DESCRIPTORS, PRECISION,
             )  # fmt: skip
             if TRACING:
                 tracing.end(context, span)

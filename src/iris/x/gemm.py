@@ -37,13 +37,13 @@ def multiply_blocks(
     me,
     owner,
     link_context,
+    k_per_flag,
     WORLD: tl.constexpr,
     PARTS: tl.constexpr,
     ALONG_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    K_PER_FLAG: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -64,6 +64,7 @@ def multiply_blocks(
         part_rows, stride_part: rows of the descriptor, and elements, between two parts.
         origin: part p belongs to member ``(origin + p) % WORLD``.
         me, owner, link_context: of :func:`iris.device.link.pace_read`: the own rank, and the one that A is read from.
+        k_per_flag: blocks of a part that follow one another there.
         ALONG_K: the parts are columns of one A, so part p meets the rows of B of its member; else all meet all rows.
     """
     blocks = tl.cdiv(depth, BLOCK_K)
@@ -71,7 +72,7 @@ def multiply_blocks(
     for i in range(first, last):
         of, block = part, i
         if PARTS > 1:
-            _, of, block = gathered_block(i, blocks, PARTS, K_PER_FLAG)
+            _, of, block = gathered_block(i, blocks, PARTS, k_per_flag)
             of = (of + part) % PARTS
         k = block * BLOCK_K
         b_k = k

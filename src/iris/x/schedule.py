@@ -24,7 +24,7 @@ Over ranks, so that not all ranks turn to the same one at once:
 Where peers' parts of A are fetched in pieces (blocks of K for a row of tiles) while they are multiplied:
 
     for item in range(tiles_m * groups * parts):             # every piece once, stage by stage
-        part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, STAGE_M, ALONG_K)
+        part, tile_m, group = fetched_piece(item, tiles_m, groups, parts, stage_m, ALONG_K)
         flag = piece_flag(part, tile_m, group, tiles_m, groups, parts, ALONG_K)
 
 Every function is a permutation or a partition for any sizes of at least 1. Numbers may be blocks or scalars.
@@ -59,16 +59,16 @@ def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def staged_tile(tile, tiles_m, tiles_n, STAGE_M: tl.constexpr, GROUP_M: tl.constexpr):
-    """Row and column of tile number ``tile``: stages of ``STAGE_M`` rows of tiles, in grouped order within each.
+def staged_tile(tile, tiles_m, tiles_n, stage_m, GROUP_M: tl.constexpr):
+    """Row and column of tile number ``tile``: stages of ``stage_m`` rows of tiles, in grouped order within each.
 
     The last stage, and the last group of each stage, may have fewer rows, so a group never reaches into the next stage.
     Whoever fetches stage by stage and whoever computes stage by stage thus name the same tiles.
     """
-    per_stage = STAGE_M * tiles_n
+    per_stage = stage_m * tiles_n
     stage = tile // per_stage
-    first_m = stage * STAGE_M
-    row, column = grouped_tile(tile - stage * per_stage, tl.minimum(tiles_m - first_m, STAGE_M), tiles_n, GROUP_M)
+    first_m = stage * stage_m
+    row, column = grouped_tile(tile - stage * per_stage, tl.minimum(tiles_m - first_m, stage_m), tiles_n, GROUP_M)
     return first_m + row, column
 
 
@@ -178,24 +178,24 @@ def chunk_first(extent, rank, world_size):
 
 
 @triton.jit
-def fetched_piece(item, tiles_m, groups, parts, STAGE_M: tl.constexpr, ALONG_K: tl.constexpr):
+def fetched_piece(item, tiles_m, groups, parts, stage_m, ALONG_K: tl.constexpr):
     """Part, row of tiles and group of K blocks of the ``item``-th piece to fetch, of ``tiles_m * groups * parts``.
 
-    Stage by stage of ``STAGE_M`` rows of tiles. A tile needs the pieces of its row one after the other, so within a
+    Stage by stage of ``stage_m`` rows of tiles. A tile needs the pieces of its row one after the other, so within a
     stage all rows get their first piece before any gets its second. Pieces that are fetched side by side come from
     different peers: when A is sharded along K each row begins with another part, otherwise every part has rows.
     """
-    stage = item // (STAGE_M * groups * parts)
-    rows = tl.minimum(tiles_m - stage * STAGE_M, STAGE_M)
-    within = item - stage * STAGE_M * groups * parts
+    stage = item // (stage_m * groups * parts)
+    rows = tl.minimum(tiles_m - stage * stage_m, stage_m)
+    within = item - stage * stage_m * groups * parts
     if ALONG_K:
         turn = within // rows
-        tile_m = stage * STAGE_M + within - turn * rows
+        tile_m = stage * stage_m + within - turn * rows
         return (turn + tile_m) % parts, tile_m, turn // parts
     else:
         piece = within // parts
         group = piece // rows
-        return within - piece * parts, stage * STAGE_M + piece - group * rows, group
+        return within - piece * parts, stage * stage_m + piece - group * rows, group
 
 
 @triton.jit
@@ -209,47 +209,47 @@ def piece_flag(part, tile_m, group, tiles_m, groups, parts, ALONG_K: tl.constexp
 
 
 @triton.jit
-def gathered_block(i, blocks, parts, K_PER_FLAG: tl.constexpr):
+def gathered_block(i, blocks, parts, k_per_flag):
     """Turn, part and block within the part, of the ``i``-th of ``blocks * parts`` blocks of K that a tile goes through.
 
-    A turn is a group of up to ``K_PER_FLAG`` blocks of one part. The parts' first groups come first, then their second
+    A turn is a group of up to ``k_per_flag`` blocks of one part. The parts' first groups come first, then their second
     ones; the last group of a part may have fewer blocks. Parts are counted from the one that the tile begins with.
     """
-    whole = blocks // K_PER_FLAG * K_PER_FLAG
+    whole = blocks // k_per_flag * k_per_flag
     in_whole = i < whole * parts
-    length = tl.where(in_whole, K_PER_FLAG, tl.maximum(blocks - whole, 1))
+    length = tl.where(in_whole, k_per_flag, tl.maximum(blocks - whole, 1))
     within = tl.where(in_whole, i, i - whole * parts)
     turn = within // length
-    first = tl.where(in_whole, turn // parts * K_PER_FLAG, whole)
-    return tl.where(in_whole, turn, whole // K_PER_FLAG * parts + turn), turn % parts, first + within - turn * length
+    first = tl.where(in_whole, turn // parts * k_per_flag, whole)
+    return tl.where(in_whole, turn, whole // k_per_flag * parts + turn), turn % parts, first + within - turn * length
 
 
 @triton.jit
-def turn_start(turn, blocks, parts, K_PER_FLAG: tl.constexpr):
+def turn_start(turn, blocks, parts, k_per_flag):
     """The number ``i`` of the first block of a turn, see :func:`gathered_block`."""
-    turns = blocks // K_PER_FLAG * parts
-    return tl.minimum(turn, turns) * K_PER_FLAG + tl.maximum(turn - turns, 0) * (blocks % K_PER_FLAG)
+    turns = blocks // k_per_flag * parts
+    return tl.minimum(turn, turns) * k_per_flag + tl.maximum(turn - turns, 0) * (blocks % k_per_flag)
 
 
 @triton.jit
-def gathered_tile(tile, tiles_m, tiles_n, parts, STAGE_M: tl.constexpr, GROUP_M: tl.constexpr):
+def gathered_tile(tile, tiles_m, tiles_n, parts, stage_m, GROUP_M: tl.constexpr):
     """Row shard (0: own, p + 1: part p), row within it and column of tile number ``tile``; A is sharded along M.
 
-    The own shard's tiles come first. Those of the parts follow stage by stage of ``STAGE_M`` rows, part after part in
+    The own shard's tiles come first. Those of the parts follow stage by stage of ``stage_m`` rows, part after part in
     each, which is the order in which :func:`fetched_piece` brings their rows.
     """
     own = tiles_m * tiles_n
     later = tl.maximum(tile - own, 0)
-    stage = later // (STAGE_M * tiles_n * parts)
-    rows = tl.minimum(tiles_m - stage * STAGE_M, STAGE_M)
-    within = later - stage * STAGE_M * tiles_n * parts
+    stage = later // (stage_m * tiles_n * parts)
+    rows = tl.minimum(tiles_m - stage * stage_m, stage_m)
+    within = later - stage * stage_m * tiles_n * parts
     part = within // (rows * tiles_n)
     row, column = grouped_tile(within - part * rows * tiles_n, rows, tiles_n, GROUP_M)
-    own_row, own_column = staged_tile(tl.minimum(tile, own - 1), tiles_m, tiles_n, STAGE_M, GROUP_M)
+    own_row, own_column = staged_tile(tl.minimum(tile, own - 1), tiles_m, tiles_n, stage_m, GROUP_M)
     first = tile < own
     return (
         tl.where(first, 0, part + 1),
-        tl.where(first, own_row, stage * STAGE_M + row),
+        tl.where(first, own_row, stage * stage_m + row),
         tl.where(first, own_column, column),
     )
 

@@ -18,6 +18,7 @@ VALID = {
     "IRIS_GPU_ARCH": [("gfx942", "gfx942"), (" SM_90 ", "sm_90")],
     "IRIS_RANKS_PER_GPU": [("1", 1), ("8", 8)],
     "IRIS_KERNEL_ARTIFACTS_DIR": [("/tmp/kept", "/tmp/kept")],
+    "IRIS_CACHE_DIR": [("/tmp/cache", "/tmp/cache")],
     "IRIS_BENCH_RUN": [("/tmp/run.jsonl", "/tmp/run.jsonl")],
 }
 INVALID = {
@@ -46,7 +47,8 @@ def test_every_variable_has_cases():
     """A new variable without cases here is noticed."""
     assert set(VALID) == set(_env.VARIABLES)
     # Only they take any text.
-    assert set(_env.VARIABLES) - set(INVALID) == {"IRIS_GPU_ARCH", "IRIS_BENCH_RUN", "IRIS_KERNEL_ARTIFACTS_DIR"}
+    any_text = {"IRIS_GPU_ARCH", "IRIS_BENCH_RUN", "IRIS_KERNEL_ARTIFACTS_DIR", "IRIS_CACHE_DIR"}
+    assert set(_env.VARIABLES) - set(INVALID) == any_text
 
 
 @pytest.mark.parametrize(("name", "text", "value"), cases(VALID))

@@ -51,7 +51,9 @@ Iris.services.update(
     matmul_reduce_state="iris.ops._matmul_reduce_call:State",
     functional_passage="iris.functional._handles:Passage",
     matmul_all_gather_state="iris.ops._matmul_all_gather:State",
+    tuned="iris.tuning.store:Tuned",
 )
+Iris.shared_at_start.update(tuned="iris.tuning.store:shared_at_start")
 
 
 _LAZY = ("bench", "sim")

@@ -114,6 +114,14 @@ _ALL = (
         str,
     ),
     Variable(
+        "IRIS_CACHE_DIR",
+        None,
+        "a folder",
+        "Where what was tuned on this machine is kept, in its folder `tuned`. Unset takes the folder `iris` where the "
+        "platform keeps caches: `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS.",
+        str,
+    ),
+    Variable(
         "IRIS_RANKS_PER_GPU",
         None,
         "a whole number above 0",

@@ -54,10 +54,14 @@ class Iris(TensorFactory):
         pair_flags: int32 flags on the heap, two lines of 128 bytes for each rank (ready, consumed), for operations.
         pair_counters: int32[num_ranks + 2], how often an operation met each rank, programs started, programs ended.
         channels: what collective kernels meet through (:class:`iris.runtime.channels.Channels`).
+        shared: what rank 0 had to share when the context was made, by the name in ``shared_at_start``.
     """
 
     # Services of higher layers, as "module:callable"; called with the context at first use. Filled by the package.
     services: ClassVar[dict[str, str]] = {}
+    # What rank 0 shares when a context is made, so that all ranks know the same: as "module:callable", called with the
+    # context on rank 0 alone. Filled by the package.
+    shared_at_start: ClassVar[dict[str, str]] = {}
 
     def __init__(self, heap_size: int = 1 << 30, allocator_type: str = "torch", copy_engine: str | None = None):
         self._check_arguments(heap_size, _env.get("IRIS_ALLOCATOR") or allocator_type, copy_engine)
@@ -100,7 +104,8 @@ class Iris(TensorFactory):
             scheduler.time_limit_s = self.timeout_s
             scheduler.on_wait.append(self.exchange.watch)
             weakref.finalize(self, scheduler.on_wait.remove, self.exchange.watch).atexit = False
-        self.exchange.all_gather("iris.iris(): context ready", None)
+        offered = {name: _load(path)(self) for name, path in self.shared_at_start.items()} if not self.cur_rank else {}
+        self.shared: dict[str, Any] = self.exchange.all_gather("iris.iris(): context ready", offered)[0]
 
     @staticmethod
     def _check_arguments(heap_size: int, allocator_type: str, copy_engine: str | None) -> None:
@@ -360,8 +365,7 @@ class Iris(TensorFactory):
     def service(self, name: str) -> Any:
         """The context's instance of a service of a higher layer, made at first use."""
         if name not in self._services:
-            module, _, attribute = self.services[name].partition(":")
-            self._services[name] = getattr(importlib.import_module(module), attribute)(self)
+            self._services[name] = _load(self.services[name])(self)
         return self._services[name]
 
     @property
@@ -501,6 +505,12 @@ def iris(heap_size: int = 1 << 30, allocator_type: str = "torch", copy_engine: s
 def get_device_id_for_rank(local_rank: int) -> int:
     """Index of the GPU of a rank: its local rank modulo the number of visible GPUs; 0 without GPUs."""
     return local_rank % max(1, torch.cuda.device_count())
+
+
+def _load(path: str) -> Any:
+    """What ``"module:attribute"`` names."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 class _Owner:

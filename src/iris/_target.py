@@ -227,13 +227,14 @@ def detect(device_index: int) -> Target:
     Raises:
         EnvironmentValueError: ``IRIS_GPU_ARCH`` names no known device, or one of another vendor.
     """
-    target = _detected(device_index)
+    target = device(device_index)
     named = override(target.product)
     return target if named is None else _overridden(target, named)
 
 
 @cache
-def _detected(device_index: int) -> Target:
+def device(device_index: int) -> Target:
+    """As :func:`detect`, whatever ``IRIS_GPU_ARCH`` says."""
     import torch
 
     properties = torch.cuda.get_device_properties(device_index)
@@ -269,4 +270,4 @@ def _overridden(target: Target, named: Named) -> Target:
 
 def forget_devices() -> None:
     """Read the visible GPUs anew when they are asked for next."""
-    _detected.cache_clear()
+    device.cache_clear()

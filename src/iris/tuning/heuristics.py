@@ -23,8 +23,8 @@ def configuration(machine: str, operation: str, features: Mapping[str, Any]) -> 
         features: what rules may ask for, by name; :func:`features_of` gives those of a problem.
 
     Returns:
-        The parameters, with ``"algorithm"`` among them where a rule names it; None when the machine has no rules for the
-        operation, or the problem is not among those that they are for.
+        The parameters, with ``"algorithm"`` among them where a rule names it; None when the machine has no rules for
+        the operation, or the problem is not among those that they are for.
 
     Raises:
         KeyError: a rule asks for a feature that is not there; a fault of the file or of the features.

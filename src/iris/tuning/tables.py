@@ -148,22 +148,21 @@ def nearest(query: Query) -> Entry | None:
     Each size is within :data:`TOLERANCE` of the case's own; the least distance in logarithms of sizes is taken, and
     the first of equal ones. A case without a time of PyTorch is not known to be faster.
     """
-    table = load(query.operation, query.machine)
-    if table is None:
-        return None
-    best, least = None, math.inf
-    for case in table.cases:
-        if not beats_torch(case.entry) or case.unfit or not _fits(case, query):
-            continue
-        distance = _distance(query.sizes, case.entry.sizes)
-        if distance < least:
-            best, least = case.entry, distance
-    return best
+    return _nearest(query, True)
+
+
+def nearest_slower(query: Query) -> Entry | None:
+    """The measured case nearest to the problem, as near as :func:`nearest` asks, where PyTorch was at least as fast and
+    no near case was faster; None otherwise."""
+    return None if _nearest(query, True) else _nearest(query, False)
 
 
 def disabled(query: Query) -> str:
-    """Why the library's kernel is not worth it for all sizes that are like the problem's, or does not run for this one;
-    empty when nothing is known against it."""
+    """Why PyTorch's operations are to be preferred where just this problem was not measured; empty when nothing is
+    known against the library's kernel.
+
+    It was slower for all sizes with these ranks and options, or for those near to these, or it does not run.
+    """
     table = load(query.operation, query.machine)
     if table is None:
         return ""
@@ -183,7 +182,8 @@ def disabled(query: Query) -> str:
         shapes = f"none of the {len(known)} measured cases" if len(known) > 1 else "the only measured case"
         verb = "was" if len(known) > 1 else "was not"
         return f"{shapes} {verb} faster than PyTorch (best {most:g}x)"
-    return ""
+    slower = nearest_slower(query)
+    return "" if slower is None else f"the nearest measured case, {slower.name}, was not faster than PyTorch"
 
 
 def group_of(query: Query) -> Group | None:
@@ -227,7 +227,7 @@ def files() -> tuple[Shipped, ...]:
 @cache
 def names(kind: str) -> tuple[tuple[str, str], ...]:
     """Operations and machines that ``data/<kind>`` has a file of."""
-    folder = resources.files("iris.tuning").joinpath("data", kind)
+    folder = resources.files("iris.tuning") / "data" / kind
     found = [
         (operation.name, file.name.removesuffix(".json"))
         for operation in folder.iterdir()
@@ -249,7 +249,7 @@ def read(kind: str, operation: str, machine: str) -> dict[str, Any] | None:
     """The file ``data/<kind>/<operation>/<machine>.json``; None when there is none."""
     if not machine:
         return None
-    file = resources.files("iris.tuning").joinpath("data", kind, operation, f"{machine}.json")
+    file = resources.files("iris.tuning") / "data" / kind / operation / f"{machine}.json"
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -313,7 +313,7 @@ def _case(data: Mapping[str, Any], record: Mapping[str, Any], source: str) -> Ca
         link=record["link"],
         world=record["world"],
         dtype=record["dtype"],
-        options=MappingProxyType({name: str(value) for name, value in record.get("options", {}).items()}),
+        options=_options(record),
         units=record.get("units"),
         entry=entry,
         tflops=measured.get("tflops"),
@@ -328,13 +328,18 @@ def _group(record: Mapping[str, Any], source: str) -> Group:
         link=record["link"],
         world=record["world"],
         dtype=record["dtype"],
-        options=MappingProxyType({name: str(value) for name, value in record.get("options", {}).items()}),
+        options=_options(record),
         enabled=record["enabled"],
         reason=record.get("reason") or "",
         evidence=record["evidence"],
         defaults=None if defaults is None else MappingProxyType(dict(defaults)),
         source=source,
     )
+
+
+def _options(record: Mapping[str, Any]) -> Mapping[str, str]:
+    options = {name: str(value) for name, value in record.get("options", {}).items()}
+    return MappingProxyType(options)
 
 
 def _without_defaults(operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,6 +355,19 @@ def _exact(query: Query) -> Case | None:
     if table is None:
         return None
     return next((case for case in table.by_sizes.get(query.sizes, ()) if _fits(case, query)), None)
+
+
+def _nearest(query: Query, faster: bool) -> Entry | None:
+    """The nearest case whose :func:`beats_torch` is ``faster``."""
+    table = load(query.operation, query.machine)
+    best, least = None, math.inf
+    for case in table.cases if table else ():
+        if beats_torch(case.entry) is not faster or case.unfit or not _fits(case, query):
+            continue
+        distance = _distance(query.sizes, case.entry.sizes)
+        if distance < least:
+            best, least = case.entry, distance
+    return best
 
 
 def _fits(place: Case | Group, query: Query) -> bool:

@@ -54,7 +54,6 @@ _ALWAYS = (
     "k_per_flag", "num_fetch_sms", "num_fetch_stages", "first_stage_fetch_sms",
 )  # fmt: skip
 _MEMORY = 4096  # results that are remembered
-_NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ConfigDisabledError(IrisError, RuntimeError):
@@ -81,8 +80,8 @@ class AutoConfigResult:
     """
 
     enabled: bool = False
-    config_params: Mapping[str, Any] = field(default=_NO_PARAMS, hash=False)
-    hbm_buffer_params: Mapping[str, Any] = field(default=_NO_PARAMS, hash=False)
+    config_params: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    hbm_buffer_params: Mapping[str, Any] = field(default_factory=dict, hash=False)
     source: str = "default"
     shape_key: str | None = None
     speedup: float | None = None
@@ -259,7 +258,8 @@ def _place(arch: str | None) -> _Place:
     if named is not None:
         return _Place(named.product, named.arch, f"IRIS_GPU_ARCH{f': {named.how}' if named.how else ''}")
     if device is None:
-        nothing = f"No GPU: PyTorch sees none on this machine; name one with arch or IRIS_GPU_ARCH: {_target.possible_names()}"
+        remedy = f"name one with arch or IRIS_GPU_ARCH: {_target.possible_names()}"
+        nothing = f"No GPU: PyTorch sees none on this machine; {remedy}"
         return _Place("", "", nothing=nothing)
     if not device.product:
         nothing = (

@@ -22,7 +22,7 @@ class Agreement:
     since all of them add the same ones.
 
     Attributes:
-        forgotten: how many combinations have been forgotten; callers that remember calls drop theirs when it changes.
+        forgotten: how often something has been forgotten; callers that remember calls drop theirs when it changes.
     """
 
     KEPT = 4096
@@ -75,6 +75,10 @@ class Agreement:
         while len(agreed) > self.KEPT:
             agreed.popitem(last=False)
             self.forgotten += 1
+
+    def forget_calls(self) -> None:
+        """Let callers that remember calls drop theirs, because what they would choose may have changed. Local."""
+        self.forgotten += 1
 
     def _compare(self, operation: str, group: Group, posts: list[dict[str, str]]) -> None:
         differing = [name for name in posts[0] if len({post.get(name) for post in posts}) > 1]

@@ -62,6 +62,8 @@ class Iris(TensorFactory):
     # What rank 0 shares when a context is made, so that all ranks know the same: as "module:callable", called with the
     # context on rank 0 alone. Filled by the package.
     shared_at_start: ClassVar[dict[str, str]] = {}
+    # Launches that are kept instead of made, see iris.runtime.launch.compiling().
+    kept_launches: list[launch.Launch] | None = None
 
     def __init__(self, heap_size: int = 1 << 30, allocator_type: str = "torch", copy_engine: str | None = None):
         self._check_arguments(heap_size, _env.get("IRIS_ALLOCATOR") or allocator_type, copy_engine)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from iris.errors import ArgumentError, UnsupportedError
 
@@ -37,6 +41,56 @@ def options_for(vendor: str, options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in dropped and value is not None}
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A launch that :func:`compiling` has kept: what a kernel is to be compiled for.
+
+    Attributes:
+        kernel: a ``@triton.jit`` function.
+        grid: of the launch.
+        args, options: arguments, tensors as stand-ins that keep no memory alive, and launch options of the target.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def compile(self) -> Any:
+        """The compiled kernel, from memory or Triton's cache on disk when it has been compiled before."""
+        return self.kernel.warmup(*self.args, grid=self.grid, **self.options)
+
+
+class _StandIn:
+    """What the compiler wants to know of a tensor: dtype, alignment, and on AMD how far offsets go."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.dtype = tensor.dtype
+        self._address = tensor.data_ptr()
+        self._nbytes = tensor.untyped_storage().nbytes()
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def ptr_range(self) -> int:
+        return self._nbytes
+
+
+@contextmanager
+def compiling(ctx: Iris) -> Iterator[list[Launch]]:
+    """Keep the launches of ``ctx`` in a block instead of making them; gives the list of them.
+
+    Nothing is launched, so kernels communicate nothing either. Interpreted kernels are left out: there is nothing to
+    compile.
+    """
+    kept: list[Launch] = []
+    before, ctx.kept_launches = ctx.kept_launches, kept
+    try:
+        yield kept
+    finally:
+        ctx.kept_launches = before
+
+
 def start(ctx: Iris, kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> Any:
     """Start ``kernel`` on the current stream.
 
@@ -47,7 +101,7 @@ def start(ctx: Iris, kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any
         args, meta: the kernel's arguments; ``meta`` also holds launch options of any vendor.
 
     Returns:
-        The compiled kernel; None when it is interpreted or nothing was started.
+        The compiled kernel; None when it is interpreted or nothing was started, as within :func:`compiling`.
 
     Raises:
         ArgumentError: the kernel needs more shared memory or registers than the target has.
@@ -55,6 +109,12 @@ def start(ctx: Iris, kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any
         WaitTimeout: on the cpu runtime, when a program of the kernel waited in vain.
     """
     if 0 in grid:
+        return None
+    kept = getattr(ctx, "kept_launches", None)
+    if kept is not None:
+        if ctx.target.compiled:
+            known = tuple(_StandIn(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
+            kept.append(Launch(kernel, grid, known, options_for(ctx.target.vendor, meta)))
         return None
     import triton
     from triton.runtime.errors import OutOfResources

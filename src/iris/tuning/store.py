@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata
@@ -184,11 +184,11 @@ def key_of(query: Query, of: Mapping[str, str] | None = None) -> str:
 
 
 def as_record(entry: Entry, default_key: str) -> Record:
-    """``entry`` as a record of now and here, unless it is one."""
-    if isinstance(entry, Record):
-        return replace(entry, default_key=default_key)
-    known = {field.name: getattr(entry, field.name) for field in fields(Entry)}
-    return Record(**known, default_key=default_key, date=now(), host=socket.gethostname())
+    """``entry`` as a record: of now and here, unless it says when it was made."""
+    known = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    if not isinstance(entry, Record) or not entry.date:
+        known |= {"date": now(), "host": socket.gethostname()}
+    return Record(**{**known, "default_key": default_key})
 
 
 def now() -> str:

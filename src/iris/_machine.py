@@ -62,8 +62,8 @@ class Machine:
     resident_programs_per_unit: int
     sources: Mapping[str, str] = field(hash=False, repr=False, default_factory=dict)
 
-    def dot_ns(self, m: int, n: int, k: int, dtype: str) -> float:
-        """Time of an [m, k] by [k, n] product on one compute unit, each size rounded up to a matrix instruction.
+    def rate(self, dtype: str) -> tuple[float, int]:
+        """Peak of the matrix units for a dtype, FLOP/s, and bytes of an element.
 
         Raises:
             ArgumentError: the machine has no rate for ``dtype``; the message lists those it has.
@@ -72,12 +72,19 @@ class Machine:
         if known is None or known[0] not in self.matrix_flops_per_s:
             possible = [name for name, (rate, _) in _DTYPES.items() if rate in self.matrix_flops_per_s]
             raise ArgumentError(f"{self.name} has no matrix rate for dtype {dtype!r}; possible: {', '.join(possible)}")
-        rate_name, itemsize = known
+        return self.matrix_flops_per_s[known[0]], known[1]
+
+    def dot_ns(self, m: int, n: int, k: int, dtype: str) -> float:
+        """Time of an [m, k] by [k, n] product on one compute unit, each size rounded up to a matrix instruction.
+
+        Raises:
+            ArgumentError: as :meth:`rate`.
+        """
+        rate, itemsize = self.rate(dtype)
         rows, columns, k_bytes = self.matrix_tile
         steps = max(1, k_bytes // itemsize)
         flops = 2 * _round_up(m, rows) * _round_up(n, columns) * _round_up(k, steps)
-        unit_rate = self.matrix_flops_per_s[rate_name] * self.matrix_efficiency / self.compute_units
-        return flops / unit_rate * 1e9
+        return flops / (rate * self.matrix_efficiency / self.compute_units) * 1e9
 
 
 def by_name(name: str) -> Machine:

@@ -1,0 +1,619 @@
+"""What an operation takes on a machine, by formulas: :func:`predict`, and :func:`rank` for several configurations.
+
+Nothing is run or simulated, so a prediction takes some tens of microseconds. Figures of machines are in
+:mod:`iris._machine`, what was fitted to measurements is in :mod:`iris.tuning._calibration`. ``docs/cost-model.md`` has
+the formulas, and how far predictions are off: ``benchmarks/report_cost_model.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from iris._machine import Machine, by_name
+from iris._target import KNOWN
+from iris.errors import ArgumentError
+from iris.tuning import _origami
+from iris.tuning._calibration import Calibration, calibration
+
+# Algorithms that have a model, by operation; the first is what runs when neither algorithm nor params name one.
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    "all_gather_matmul": ("hbm_buffer", "copy_engine", "pull", "torch"),
+    "matmul_all_reduce": ("two_shot", "one_shot", "torch"),
+    "matmul_reduce_scatter": ("fused", "torch"),
+    "matmul_all_gather": ("fused", "torch"),
+    "all_gather": ("persistent", "partitioned", "torch"),
+    "all_reduce": ("two_shot", "one_shot", "push", "ring", "atomic", "spinlock", "torch"),
+    "reduce_scatter": ("two_shot", "torch"),
+    "all_to_all": ("default", "torch"),
+    "broadcast": ("direct", "scatter_allgather", "torch"),
+}
+COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "broadcast")
+# Fields of ``FusedConfig`` and ``HbmBufferConfig`` that count here, with their defaults; a test compares the two.
+DEFAULTS: dict[str, Any] = {
+    "block_size_m": 256,
+    "block_size_n": 64,
+    "block_size_k": 64,
+    "group_size_m": 1,
+    "num_sms": None,
+    "num_stages": 2,
+    "all_reduce_variant": "two_shot",
+    "k_per_flag": 8,
+    "num_fetch_sms": 32,
+    "num_fetch_stages": 1,
+    "first_stage_fetch_sms": 256,
+    "transport": "sm",
+}
+_STAGING = ("k_per_flag", "num_fetch_sms", "num_fetch_stages", "first_stage_fetch_sms", "staged_a_layout", "transport")
+
+# Tiles that a vendor's library has, with the depth of a step.
+_VENDOR_TILES = ((128, 256, 64), (256, 128, 64), (256, 256, 64), (128, 128, 64), (64, 128, 128), (64, 64, 128))
+_VENDOR_GROUP, _VENDOR_STAGES = 16, 4
+# As iris.ops.division has it: pieces of a divided tile, and what an exchange of sums takes at least and for a byte.
+_MOST_SPLITS, _LEAST_BLOCKS = 8, 8
+_EXCHANGE_S, _EXCHANGE_S_PER_BYTE = 1.5e-6, 4.5e-6 / (128 << 10)
+_RAMP_BYTES = 256 << 10  # at which a collective of the library has paid half of a way to a peer and back once more
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the cost model expects of an operation. Times in seconds, without the host's part.
+
+    Attributes:
+        operation, algorithm: what was predicted.
+        gemm: the multiplication alone by the operation's kernel; 0 for collectives.
+        communication: the transfers alone, by what does them.
+        fused: the operation; what ``"torch"`` takes where that is the algorithm.
+        unfused: PyTorch's operations, one after the other.
+        bound: what ``fused`` is mostly made of: ``"compute"``, ``"link"`` (the links' rate), ``"fetch"`` (how fast
+            programs move bytes, and waits for the first of them) or ``"memory"``.
+        model: whose model the time of the multiplication is: ``"iris"`` or ``"origami"``; empty for collectives.
+        how: how the figures came about, in words.
+    """
+
+    operation: str
+    algorithm: str
+    gemm: float
+    communication: float
+    fused: float
+    unfused: float
+    bound: str
+    model: str
+    how: str
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as PyTorch's operations."""
+        return self.unfused / self.fused
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation}, {self.algorithm}: {self.fused * 1e6:.1f} us predicted, {self.unfused * 1e6:.1f} us by "
+            f"PyTorch ({self.speedup:.2f}x), bound by {self.bound}: {self.how}"
+        )
+
+
+class Candidate(NamedTuple):
+    """A configuration and what is expected of it."""
+
+    algorithm: str
+    params: Mapping[str, Any]
+    prediction: Prediction
+
+
+class _Place(NamedTuple):
+    """A rank's share of a machine, for one dtype: rates in units a second, times in seconds."""
+
+    machine: Machine
+    vendor: str
+    fit: Calibration
+    dtype: str
+    world: int
+    units: int
+    itemsize: int
+    peak: float  # FLOP/s of the rank's units
+    memory: float
+    cache: float
+    link: float  # into a rank from all peers together, and out of it
+    program: float  # what a program loads from its own device
+    latency: float
+    flag: float
+    remote_latency: float
+
+
+class _Product(NamedTuple):
+    """A multiplication by one rank.
+
+    ``tile``: seconds of a tile. ``rounds``: tiles that a program multiplies, one after the other.
+    ``compute``, ``memory``: seconds of either alone. ``seconds``: of both, with the start of the kernel.
+    """
+
+    tiles: int
+    programs: int
+    tile: float
+    rounds: float
+    compute: float
+    memory: float
+    seconds: float
+    model: str
+
+
+def predict(
+    operation: str,
+    machine: str | Machine,
+    sizes: Mapping[str, int] | Iterable[tuple[str, int]],
+    world: int,
+    dtype: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    algorithm: str | None = None,
+    gather_dim: int = 1,
+    units: int | None = None,
+    link_gbps: float | None = None,
+) -> Prediction:
+    """What a configuration of an operation takes.
+
+    Args:
+        operation: one of :data:`ALGORITHMS`.
+        machine: name of a machine, or a machine of your own.
+        sizes: M, N and K of the whole product; ``bytes`` of a collective, as ``data/collectives.json`` counts them.
+        world: number of ranks.
+        dtype: name of the dtype of all tensors, as torch names it.
+        params: fields of the configuration; those that are left out have their default. Of a collective ``comm_sms``.
+        algorithm: None for the one that ``params`` are for: ``hbm_buffer`` or ``copy_engine`` where they have a field
+            of ``HbmBufferConfig``, ``pull`` where they have others only, else the first of :data:`ALGORITHMS`.
+        gather_dim: of all_gather_matmul: 0 for A sharded along M, 1 along K.
+        units: compute units that a rank has. Where that is less than the machine has, ranks share a device, and so its
+            memory's rate.
+        link_gbps: GB/s that a rank receives from all peers together, in place of the machine's; ``math.inf`` where
+            ranks share memory.
+
+    Raises:
+        ArgumentError: says what is not known or not possible, and what is.
+    """
+    place = _place(_machine(machine), _counted("world", world), dtype, units, link_gbps)
+    numbers = _sizes(operation, sizes)
+    params = {} if params is None else params
+    taken = _algorithm(operation, algorithm, params)
+    if operation in COLLECTIVES:
+        return _collective(place, operation, taken, numbers[0], params)
+    config = _config(params)
+    if operation == "all_gather_matmul":
+        if gather_dim not in (0, 1):
+            raise ArgumentError(f"gather_dim must be 0 or 1, got {gather_dim!r}")
+        return _gathered(place, taken, numbers, config, gather_dim)
+    return _sent(place, operation, taken, numbers, config)
+
+
+def rank(
+    candidates: Sequence[tuple[str | None, Mapping[str, Any]]],
+    operation: str,
+    machine: str | Machine,
+    sizes: Mapping[str, int] | Iterable[tuple[str, int]],
+    world: int,
+    dtype: str,
+    *,
+    gather_dim: int = 1,
+    units: int | None = None,
+    link_gbps: float | None = None,
+) -> list[Candidate]:
+    """Configurations, best first; equal ones stay in the order given.
+
+    Args:
+        candidates: algorithm, or None, and params of each. The others: as of :func:`predict`.
+    """
+    sizes = dict(sizes)
+    found = []
+    for algorithm, params in candidates:
+        prediction = predict(
+            operation, machine, sizes, world, dtype, params,
+            algorithm=algorithm, gather_dim=gather_dim, units=units, link_gbps=link_gbps,
+        )  # fmt: skip
+        found.append(Candidate(prediction.algorithm, params, prediction))
+    return sorted(found, key=lambda candidate: candidate.prediction.fused)
+
+
+def _machine(machine: str | Machine) -> Machine:
+    return machine if isinstance(machine, Machine) else by_name(machine)
+
+
+def _counted(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ArgumentError(f"{name} must be a whole number above 0, got {value!r}")
+    return value
+
+
+def _sizes(operation: str, sizes: Any) -> tuple[int, ...]:
+    if operation not in ALGORITHMS:
+        raise ArgumentError(f"operation {operation!r} has no model; possible: {', '.join(ALGORITHMS)}")
+    names = ("bytes",) if operation in COLLECTIVES else ("M", "N", "K")
+    given = dict(sizes)
+    if set(given) != set(names):
+        raise ArgumentError(f"sizes of {operation} are {', '.join(names)}; got {', '.join(map(str, given)) or 'none'}")
+    return tuple(_counted(name, given[name]) for name in names)
+
+
+def _algorithm(operation: str, algorithm: str | None, params: Mapping[str, Any]) -> str:
+    possible = ALGORITHMS[operation]
+    if algorithm is None:
+        if operation == "all_gather_matmul":
+            if params.get("transport") == "copy_engine":
+                algorithm = "copy_engine"
+            elif params and not any(name in params for name in _STAGING):
+                algorithm = "pull"
+        algorithm = algorithm or params.get(
+            "all_reduce_variant" if "all_reduce" in operation else f"{operation}_variant"
+        )
+    algorithm = algorithm or possible[0]
+    if algorithm not in possible:
+        raise ArgumentError(f"algorithm {algorithm!r} of {operation} has no model; possible: {', '.join(possible)}")
+    return algorithm
+
+
+def _config(params: Mapping[str, Any]) -> dict[str, Any]:
+    config = {**DEFAULTS, **params}
+    for name, default in DEFAULTS.items():
+        if isinstance(default, int) and (name != "first_stage_fetch_sms" or config[name]):
+            _counted(name, config[name])
+    if config["num_sms"] is not None:
+        _counted("num_sms", config["num_sms"])
+    return config
+
+
+@lru_cache(maxsize=256)
+def _place(machine: Machine, world: int, dtype: str, units: int | None, link_gbps: float | None) -> _Place:
+    rate, itemsize = machine.rate(dtype)
+    have = machine.compute_units if units is None else _counted("units", units)
+    if link_gbps is not None and not link_gbps > 0:
+        raise ArgumentError(f"link_gbps must be above 0, got {link_gbps!r}")
+    peers = max(1, world - 1)
+    share = min(1.0, have / machine.compute_units)
+    total = min(machine.link_total_bytes_per_s, machine.link_peer_bytes_per_s * peers) * machine.link_efficiency
+    if link_gbps is not None:
+        total = link_gbps * 1e9
+    vendor = KNOWN[machine.name].vendor if machine.name in KNOWN else ""
+    return _Place(
+        machine, vendor, calibration(machine.name, vendor), dtype, world, have, itemsize,
+        peak=rate / machine.compute_units * have,
+        memory=machine.memory_bytes_per_s * machine.memory_efficiency * share,
+        cache=(machine.cache_bytes_per_s if machine.cache_bytes else math.inf) * share,
+        link=total,
+        program=machine.program_local_bytes_per_s,
+        latency=machine.local_latency_ns * 1e-9,
+        flag=machine.remote_flag_latency_ns * 1e-9,
+        remote_latency=machine.remote_latency_ns * 1e-9,
+    )  # fmt: skip
+
+
+# --- the multiplication ----------------------------------------------------------------------------------------------
+
+
+def _tile_seconds(place: _Place, m: int, n: int, step: int, depth: int, stages: int, efficiency: float, load: float):
+    """Seconds that a program takes for a tile: as long as its matrix instructions or its loads."""
+    rows, columns, _ = place.machine.matrix_tile
+    flops = 2 * _ceil(m, rows) * rows * _ceil(n, columns) * columns * depth
+    compute = flops / (place.peak / place.units * efficiency)
+    width = (m + n) * place.itemsize
+    # No more comes in a way to memory and back than is under way.
+    rate = min(place.program * load, max(1, stages - 1) * width * step / place.latency)
+    loads = width * depth / rate
+    return compute + loads if stages == 1 else max(compute, loads)
+
+
+def _traffic(place: _Place, m: int, n: int, tiles_m: int, tiles_n: int, depth: int, programs: int, group: int) -> float:
+    """Bytes that A and B bring from memory: once each, or what each round of tiles needs where the cache is smaller."""
+    once = (tiles_m * m + tiles_n * n) * depth * place.itemsize
+    if once <= place.machine.cache_bytes:
+        return once
+    tiles = tiles_m * tiles_n
+    active = min(programs, tiles)
+    rows = min(tiles_m, group)
+    columns = min(tiles_n, _ceil(active, rows))
+    rows = min(tiles_m, max(rows, _ceil(active, columns)))
+    return max(once, (rows * m + columns * n) * depth * place.itemsize * tiles / active)
+
+
+def _rounds(tiles: float, programs: int, blocks: int, exchange: float) -> float:
+    """Times of a tile until all are done, when those of the last, incomplete round may be divided along K.
+
+    ``exchange``: what leaving the sum of a piece takes, and adding one, in times of a tile.
+    """
+    whole = int(tiles / programs)
+    left = tiles - whole * programs
+    if left <= 1e-9 * programs:
+        return whole
+    best = 1.0
+    for splits in range(2, min(_MOST_SPLITS, blocks // _LEAST_BLOCKS) + 1):
+        took = _ceil(left * splits, programs) * (1 / splits + exchange) + exchange * (splits - 1)
+        if took < best:
+            best = took
+    return whole + best
+
+
+def _product(place: _Place, rows: int, columns: int, depth: int, owners: int, config: dict[str, Any]) -> _Product:
+    """The multiplication of ``rows`` rows for each of ``owners`` by the library's kernel, alone."""
+    m, n, step = config["block_size_m"], config["block_size_n"], config["block_size_k"]
+    programs = min(config["num_sms"] or place.units, place.units)
+    tiles_m, tiles_n = _ceil(rows, m), _ceil(columns, n)
+    tiles = owners * tiles_m * tiles_n
+    tile = _tile_seconds(place, m, n, step, depth, config["num_stages"], place.fit.kernel_efficiency, 1.0)
+    rounds = _rounds(tiles, programs, _ceil(depth, step), _exchange(m, n, tile))
+    compute, model = rounds * tile, "iris"
+    if place.vendor == "amd" and place.units == place.machine.compute_units:
+        other = _origami.product_seconds(place.machine, owners * rows, columns, depth, place.dtype, (m, n, step))
+        if other is not None:
+            compute, tile, model = other, other / rounds, "origami"
+    nbytes = _traffic(place, m, n, owners * tiles_m, tiles_n, depth, programs, config["group_size_m"])
+    memory = (nbytes + owners * rows * columns * place.itemsize) / place.memory
+    compute = max(compute, tiles * (m + n) * depth * place.itemsize / place.cache)
+    return _Product(
+        tiles, programs, tile, rounds, compute, memory, place.fit.kernel_s + _both(compute, memory), model
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _vendor_product(place: _Place, rows: int, columns: int, depth: int) -> float:
+    """Seconds of the multiplication by the vendor's library: the best of its tiles."""
+    best = math.inf
+    for m, n, step in _VENDOR_TILES:
+        tiles_m, tiles_n = _ceil(rows, m), _ceil(columns, n)
+        tile = _tile_seconds(
+            place, m, n, step, depth, _VENDOR_STAGES, place.fit.vendor_efficiency, place.fit.vendor_load
+        )
+        compute = tile * _rounds(tiles_m * tiles_n, place.units, _ceil(depth, step), _exchange(m, n, tile))
+        if place.vendor == "amd" and place.units == place.machine.compute_units:
+            other = _origami.product_seconds(place.machine, rows, columns, depth, place.dtype, (m, n, step))
+            compute = compute if other is None else other
+        nbytes = _traffic(place, m, n, tiles_m, tiles_n, depth, place.units, _VENDOR_GROUP)
+        best = min(best, _both(compute, (nbytes + rows * columns * place.itemsize) / place.memory))
+    return place.machine.launch_latency_ns * 1e-9 + best
+
+
+def _exchange(m: int, n: int, tile: float) -> float:
+    return (_EXCHANGE_S + m * n * 4 * _EXCHANGE_S_PER_BYTE) / tile
+
+
+def _both(one: float, other: float) -> float:
+    """Two things that go on side by side, neither of them evenly."""
+    return math.hypot(one, other)
+
+
+def _vendor_collective(place: _Place, nbytes: float, share: float) -> float:
+    """Seconds of a collective of PyTorch that brings a rank so many bytes."""
+    if place.world == 1 or not nbytes:
+        return 0.0
+    fit = place.fit
+    rate = min(place.link * share, fit.vendor_most_bytes_per_s)
+    return fit.vendor_collective_s * (1 + nbytes / (nbytes + fit.vendor_ramp_bytes)) + nbytes / rate
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+
+
+def _gathered(place: _Place, algorithm: str, sizes: tuple[int, ...], config: dict[str, Any], dim: int) -> Prediction:
+    """All-gather + matmul: A comes from the peers, and tiles are multiplied as it comes."""
+    (M, N, K), world, fit = sizes, place.world, place.fit
+    rows = _ceil(M, world) if dim == 0 else M
+    depth = _ceil(K, world) if dim == 1 else K
+    received = rows * depth * place.itemsize * (world - 1)
+    gather = _vendor_collective(place, received, fit.vendor_link)
+    if dim == 1 and world > 1:
+        # PyTorch puts the shards' columns side by side, which reads and writes all of A.
+        gather += 2 * M * K * place.itemsize / (place.memory * fit.side_by_side)
+    unfused = gather + _vendor_product(place, M, N, K)
+    if algorithm == "torch":
+        return _torch("all_gather_matmul", unfused, gather)
+    product = _product(place, rows, N, K, world if dim == 0 else 1, config)
+    if world == 1:
+        return _result("all_gather_matmul", algorithm, product, config, unfused)
+    if algorithm == "pull":
+        return _pulled(place, product, config, received * _ceil(N, config["block_size_n"]), unfused)
+    return _staged(place, algorithm, product, config, (rows, depth, K), dim, unfused)
+
+
+def _pulled(place: _Place, product: _Product, config: dict[str, Any], nbytes: int, unfused: float) -> Prediction:
+    """``pull``: each column of tiles reads A again, by loads of the programs that multiply."""
+    active = min(product.programs, product.tiles)
+    rate = min(place.link, active * place.machine.program_remote_bytes_per_s)
+    pulled = nbytes / rate
+    own = 1 / place.world
+    fused = place.fit.kernel_s + place.fit.fused_s + _both(product.compute * own, product.memory)
+    fused += max(product.compute * (1 - own), pulled)
+    text = f"; each column of tiles reads A: {nbytes / 1e6:.1f} MB at {rate / 1e9:.0f} GB/s"
+    kind = {"link" if rate >= place.link else "fetch": pulled}
+    return _result("all_gather_matmul", "pull", product, config, unfused, pulled, fused, text, **kind)
+
+
+def _staged(
+    place: _Place,
+    algorithm: str,
+    product: _Product,
+    config: dict[str, Any],
+    shard: tuple[int, int, int],
+    dim: int,
+    unfused: float,
+) -> Prediction:
+    """With a staging buffer: ``shard`` is rows and columns of a rank's A, and K."""
+    rows, depth, K = shard
+    world, fit, programs, tile = place.world, place.fit, product.programs, product.tile
+    m, step = config["block_size_m"], config["block_size_k"]
+    received = rows * depth * place.itemsize * (world - 1)
+    tiles_m = _ceil(rows, m)
+    stages = min(config["num_fetch_stages"], tiles_m)
+    # Seconds until the first bytes may be used, for the first stage, and for all; and of programs that only fetch.
+    if algorithm == "copy_engine":
+        rate, groups = place.link, 1
+        first, stage, fetch, lost = fit.copies_s, received / stages / rate, received / rate, 0.0
+    else:
+        groups = _ceil(_ceil(depth, step), config["k_per_flag"])
+        pieces = tiles_m * groups * (world - 1)
+        fetchers = min(config["num_fetch_sms"], programs, pieces)
+        # Those beyond fetch the first stage only.
+        more = max(fetchers, min(config["first_stage_fetch_sms"], programs, pieces))
+        rate = min(place.link, more * fit.fetch_bytes_per_s)
+        stage = fetch = received / stages / rate
+        lost = more * stage
+        # The first pieces come side by side: so many bytes must come before the first of them is whole.
+        piece = min(received, config["k_per_flag"] * step * m * place.itemsize * more)
+        first = place.flag + place.remote_latency + piece / rate
+        if stages > 1:
+            rate = min(place.link, fetchers * fit.fetch_bytes_per_s)
+            fetch += received * (1 - 1 / stages) / rate
+            lost += fetchers * (fetch - stage)
+    remote = 1 - 1 / world if dim == 1 else 1.0  # of a tile, that needs peers
+    longer = tile * (1 + (fit.staged_loop - 1) * (1 - 1 / world if dim == 1 else 1.0))
+    # Programs that fetch multiply less: as if there were so many tiles more.
+    rounds = _rounds(
+        product.tiles + lost / longer, programs, _ceil(K, step), _exchange(m, config["block_size_n"], longer)
+    )
+    # What a program does first: its part of A comes with the first stage, the last of that in a last group.
+    begins = tile * min(1.0, rounds)
+    stall = first + stage + begins * remote / groups - begins
+    waiting = 1.0  # share of the programs that wait for it
+    if dim == 0:
+        mine = product.tiles / world  # tiles of the own rows come first
+        if mine >= programs:
+            stall -= mine / programs * tile
+        elif product.tiles > programs:
+            waiting = 1 - mine / programs
+    stall = max(0.0, stall) * waiting
+    work = _both(rounds * longer + stall, product.memory)
+    arrival = first + fetch + begins * remote / groups
+    waited = max(stall, arrival - work)
+    text = (
+        f"; {received / 1e6:.1f} MB from peers at {rate / 1e9:.0f} GB/s, the first after {first * 1e6:.0f} us, "
+        f"{waited * 1e6:.0f} us waited for"
+    )
+    if arrival > work:
+        kind = {"link" if rate >= place.link else "fetch": arrival}
+    else:
+        kind = {"fetch": waited + lost / programs}
+    fused = fit.kernel_s + fit.fused_s + max(work, arrival)
+    return _result("all_gather_matmul", algorithm, product, config, unfused, fetch, fused, text, **kind)
+
+
+def _sent(place: _Place, operation: str, algorithm: str, sizes: tuple[int, ...], config: dict[str, Any]) -> Prediction:
+    """A product whose tiles go to the peers: partial products that owners add, or rows of the result."""
+    (M, N, K), world, fit = sizes, place.world, place.fit
+    whole = M * N * place.itemsize
+    part = whole * (world - 1) / world
+    if operation == "matmul_all_gather":
+        rows, depth, owners = _ceil(M, world), K, 1
+        theirs = _vendor_collective(place, part, fit.vendor_link)
+    else:
+        depth = _ceil(K, world)
+        rows, owners = (_ceil(M, world), world) if operation == "matmul_reduce_scatter" else (M, 1)
+        if operation == "matmul_reduce_scatter":
+            theirs = _vendor_collective(place, part, fit.vendor_link)
+        else:
+            theirs = _vendor_collective(place, 2 * part, fit.vendor_reduce_link)
+    unfused = theirs + _vendor_product(place, rows * owners, N, depth)
+    if algorithm == "torch":
+        return _torch(operation, unfused, theirs)
+    product = _product(place, rows, N, depth, owners, config)
+    if world == 1:
+        return _result(operation, algorithm, product, config, unfused)
+
+    # Bytes that a rank sends and receives, and those of partial products that it reads and adds.
+    sent, added, meets = {
+        "two_shot": (2 * part, whole, fit.two_shot_meeting),
+        "one_shot": (part * world, whole * world, fit.one_shot_meeting),
+        "fused": (part, part if operation == "matmul_reduce_scatter" else 0.0, 1.0),
+    }[algorithm]
+    active = min(product.programs, product.tiles)
+    link = sent / place.link
+    moved = (sent / fit.send_bytes_per_s + added / fit.add_bytes_per_s) / active
+    rounds = max(1.0, product.rounds)
+    # Tiles of one round end together, so the last round's are not hidden, and none are until programs are out of step.
+    shown = fit.rounds_in_step if algorithm == "one_shot" else fit.rounds_exposed
+    exposed = link * min(1.0, shown / rounds)
+    work = _both(product.compute, product.memory) + moved
+    fused = fit.kernel_s + fit.fused_s * meets + max(work + exposed, link)
+    text = (
+        f"; {sent / 1e6:.1f} MB to peers at {place.link / 1e9:.0f} GB/s, {exposed * 1e6:.0f} of {link * 1e6:.0f} us "
+        "not hidden"
+    )
+    shown = max(exposed, link - work)
+    return _result(operation, algorithm, product, config, unfused, link, fused, text, link=shown, fetch=moved)
+
+
+def _collective(place: _Place, operation: str, algorithm: str, nbytes: int, params: Mapping[str, Any]) -> Prediction:
+    """A collective of the library: links or the programs' rate, and meetings."""
+    world, fit = place.world, place.fit
+    part = nbytes * (world - 1) / world
+    theirs = _vendor_collective(place, 2 * part if operation == "all_reduce" else part, fit.vendor_graph_link)
+    theirs = theirs or place.machine.launch_latency_ns * 1e-9
+    if algorithm == "torch":
+        return _torch(operation, theirs, theirs)
+    # Bytes over the busiest link of a rank, meetings, and what share of the links' rate it gets.
+    share = fit.collective_link
+    moved, meetings = part, 1
+    if algorithm == "two_shot" and operation == "all_reduce":
+        moved, meetings = 2 * part, 2
+    elif algorithm in ("one_shot", "push"):
+        moved = part * world
+        share = fit.push_link if algorithm == "push" else share
+    elif algorithm == "ring":
+        moved, meetings, share = 2 * part, 2 * (world - 1), fit.ring_link
+    elif algorithm in ("atomic", "spinlock"):
+        moved, meetings = 2 * part, 2
+        share = fit.atomic_link if algorithm == "atomic" else fit.spinlock_link
+    elif algorithm == "scatter_allgather":
+        moved, meetings = 2 * part, 2
+    elif algorithm == "direct":
+        moved = part * world  # out of the root
+    comm_sms = params.get("comm_sms")
+    programs = min(_counted("comm_sms", comm_sms) if comm_sms is not None else place.units, place.units)
+    wire = place.link * share
+    rate = min(wire, programs * fit.collective_bytes_per_s)
+    transfer = moved / rate
+    memory = (nbytes + moved) / place.memory
+    least = fit.collective_s + place.flag * (meetings - 1)
+    ramp = place.remote_latency * moved / (moved + _RAMP_BYTES) if moved else 0.0
+    seconds = least + ramp + max(transfer, memory)
+    bound = "memory" if memory > transfer else "link" if rate >= wire else "fetch"
+    text = (
+        f"{moved / 1e6:.3f} MB at {rate / 1e9:.0f} GB/s by {programs} programs, {least * 1e6:.1f} us for {meetings} "
+        "meetings"
+    )
+    return Prediction(operation, algorithm, 0.0, transfer, seconds, theirs, bound, "", text)
+
+
+def _torch(operation: str, seconds: float, communication: float) -> Prediction:
+    gemm = seconds - communication
+    bound = "link" if communication > gemm else "compute"
+    text = "PyTorch's operations, one after the other"
+    return Prediction(
+        operation, "torch", gemm, communication, seconds, seconds, bound, "iris" if gemm else "", text
+    )  # fmt: skip
+
+
+def _result(
+    operation: str,
+    algorithm: str,
+    product: _Product,
+    config: dict[str, Any],
+    unfused: float,
+    communication: float = 0.0,
+    fused: float | None = None,
+    text: str = "",
+    link: float = 0.0,
+    fetch: float = 0.0,
+) -> Prediction:
+    """The prediction of a kernel that multiplies; one that does nothing else by default."""
+    parts = {"compute": product.compute, "link": link, "fetch": fetch, "memory": product.memory}
+    how = (
+        f"{product.tiles} tiles of {config['block_size_m']}x{config['block_size_n']} on {product.programs} programs, "
+        f"{product.rounds:.2f} rounds of {product.tile * 1e6:.1f} us{text}"
+    )
+    return Prediction(
+        operation, algorithm, product.seconds, communication, product.seconds if fused is None else fused, unfused,
+        max(parts, key=lambda name: parts[name]), product.model, how,
+    )  # fmt: skip
+
+
+def _ceil(value: float, unit: float) -> int:
+    return -int(-value // unit)

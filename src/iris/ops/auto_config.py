@@ -25,6 +25,7 @@ import torch
 from iris import _env, _target
 from iris.errors import ArgumentError, IrisError
 from iris.ops.config import FusedConfig, HbmBufferConfig
+from iris.runtime.checks import FP8
 from iris.tuning import heuristics, tables
 from iris.tuning.query import Entry, Query, config_key
 
@@ -46,6 +47,8 @@ SUPPORTED_TRANSPOSES = ("NN", "NT", "TN", "TT")
 # Machines with a table of measured configurations; the cost model stands in for the others that are known.
 SUPPORTED_ARCHITECTURES = tuple(machine for operation, machine in tables.names("tuned") if operation == _OPERATION)
 _ROWS = ("global", "local")
+# What the kernels multiply; PyTorch's operations alone take float64.
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, *FP8)
 _TILES = tuple(field.name for field in fields(FusedConfig))
 _PIPELINE = tuple(field.name for field in fields(HbmBufferConfig) if field.name not in _TILES)
 # Fields that a result always has; the others where they differ from their defaults.
@@ -276,8 +279,8 @@ def _select(M, N, K, world_size, transpose, arch, gather_dim, rows, dtype) -> Au
         raise ArgumentError(f"rows={rows!r} is not known; possible: {', '.join(_ROWS)}")
     if isinstance(gather_dim, bool) or gather_dim not in (0, 1):
         raise ArgumentError(f"gather_dim={gather_dim!r} is not known; possible: 0 (A sharded along M), 1 (along K)")
-    if not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype={dtype!r} is no torch.dtype; possible: torch.float16, torch.bfloat16 and others")
+    if dtype not in _DTYPES:
+        raise ArgumentError(f"dtype={dtype!r} is not possible; possible: {', '.join(map(str, _DTYPES))}")
     if rows == "local" and gather_dim == 0:
         M *= world_size
     place = _place(arch)
@@ -378,7 +381,9 @@ def _ruled(query: Query, place: _Place, params: dict[str, Any] | None) -> AutoCo
         params = {**(group.defaults or {}), **params}
         if not group.measured:
             text += f", {group.evidence}"
-    if group is None or group.evidence.startswith("unvalidated"):
+    if params.get("algorithm") == "torch":
+        text += ": PyTorch's operations"
+    elif group is not None and group.evidence.startswith("unvalidated"):
         # Nothing that was measured speaks for it.
         enabled, text = _predicted(query, params, text)
     return _of_params(params, query, place, enabled, text, heuristics.source(query.machine, _OPERATION))
@@ -434,19 +439,22 @@ def _predicted(query: Query, params: Mapping[str, Any], start: str) -> tuple[boo
     """Whether the cost model expects the parameters to beat PyTorch, and ``start`` with what it expects."""
     from iris.tuning import cost_model
 
-    sizes, options = dict(query.sizes), dict(query.options)
+    given = dict(params)
+    algorithm = given.pop("algorithm", "hbm_buffer")
     prediction = cost_model.predict(
         query.operation,
         query.machine,
-        sizes,
+        query.sizes,
         query.world,
         query.dtype,
-        {"algorithm": "hbm_buffer", **params},
-        gather_dim=int(options["gather_dim"]),
+        given,
+        algorithm=algorithm,
+        gather_dim=int(dict(query.options)["gather_dim"]),
     )
     wins = prediction.speedup > 1.0
-    verdict = "" if wins else ", so PyTorch's operations are expected to be faster"
-    return wins, f"{start}: the cost model expects {prediction.speedup:.2f}x PyTorch{verdict}"
+    verdict = "" if wins else ", so PyTorch's operations are the better choice"
+    expected = f"the cost model expects {prediction.speedup:.2f}x PyTorch, {prediction.fused * 1e3:.3g} ms"
+    return wins, f"{start}: {expected}{verdict}"
 
 
 def _own_choice(query: Query) -> dict[str, Any]:

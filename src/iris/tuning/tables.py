@@ -316,7 +316,7 @@ def _case(data: Mapping[str, Any], record: Mapping[str, Any], source: str) -> Ca
         options=_options(record),
         units=record.get("units"),
         entry=entry,
-        tflops=measured.get("tflops"),
+        tflops=measured.get("tflops") or earlier.get("tflops"),
         trials=measured.get("trials"),
         unfit="" if record.get("fits", True) else record["why"],
     )

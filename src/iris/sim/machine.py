@@ -1,4 +1,4 @@
-"""How programs share the memories, caches and links of devices whose figures :mod:`iris._machine` has: :class:`Paths`."""
+"""How programs share the memories, caches and links of devices: :class:`Paths`; their figures: :mod:`iris._machine`."""
 
 from __future__ import annotations
 

@@ -112,9 +112,23 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
         {"": (1.04, "fitted: hbm_buffer and copy_engine, M from 8192 on, " + _H200)},
     ),
     "fetch_bytes_per_s": (
-        "most that a program fetches with 32 KiB under way, bytes/s",
+        "most that a program fetches in an endless piece with 32 KiB under way, bytes/s",
         {
-            "": (30e9, "measured: 20 programs that fetch within an H200 bring 600 GB/s"),
+            "": (
+                43e9,
+                "derived: 25 to 31 GB/s in pieces of 128 KiB and 31 to 37 of 256 KiB, docs/performance.md, Fetchers",
+            ),
+            "amd": (16e9, "the figure program_remote_bytes_per_s of the MI350X"),
+        },
+    ),
+    "fetch_piece_s": (
+        "what a fetcher takes for a piece beside its bytes, s: the flag, the next place in the queue",
+        {"": (1.6e-6, "derived from the same figures"), "amd": (2.1e-6, "assumed: in the ratio of remote latencies")},
+    ),
+    "pull_bytes_per_s": (
+        "most that a program reads of peers' memory while it multiplies, bytes/s",
+        {
+            "": (10e9, "fitted: pull with 14 and 28 programs and gather_dim=1, " + _H200),
             "amd": (16e9, "the figure program_remote_bytes_per_s of the MI350X"),
         },
     ),
@@ -140,7 +154,7 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
     "collective_s": (
         "time of a small collective of the library in a graph, s",
         {
-            "": (5.8e-6, "measured: all_gather of 4 KiB between two H200, " + _H200),
+            "": (5.8e-6, "measured: all_gather of 4 KiB, " + _H200),
             "amd": (9e-6, "assumed: in the ratio of the launch latencies"),
         },
     ),
@@ -155,21 +169,61 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
         "share of the links' attainable rate that the library's collectives get",
         {"": (0.96, "fitted: all_gather of 256 MiB between two H200, 356 of 369 GB/s, " + _H200)},
     ),
+    "partitioned_bytes_per_s": (
+        "the same where a program writes to one rank",
+        {"": (22e9, "measured: all_gather by partitioned with 16 programs, 347 GB/s, " + _H200)},
+    ),
+    "push_start": (
+        "time of a small all_reduce by push, in times of collective_s",
+        {"": (0.78, "measured: 4.5 us for 4 KiB between two H200, " + _H200)},
+    ),
+    "one_shot_start": (
+        "time of a small all_reduce by one_shot, in times of collective_s",
+        {"": (1.1, "measured: 6.4 us for 4 KiB between two H200, " + _H200)},
+    ),
+    "two_shot_start": (
+        "time of a small all_reduce by two_shot, in times of collective_s",
+        {"": (1.14, "measured: 6.6 us for 4 KiB between two H200, " + _H200)},
+    ),
+    "ring_start": (
+        "time of a small all_reduce by ring, in times of collective_s",
+        {"": (1.36, "measured: 7.9 us for 4 KiB between two H200, " + _H200)},
+    ),
+    "atomic_start": (
+        "time of a small all_reduce by atomic, in times of collective_s",
+        {"": (1.6, "measured: 9.2 us for 4 KiB between two H200, " + _H200)},
+    ),
+    "spinlock_start": (
+        "time of a small all_reduce by spinlock, in times of collective_s",
+        {"": (2.35, "measured: 13.6 us for 4 KiB between two H200, " + _H200)},
+    ),
+    "one_shot_link": (
+        "collective_link of all_reduce by one_shot",
+        {"": (0.94, "fitted: 16 to 256 MiB between two H200, 346 of 369 GB/s, " + _H200)},
+    ),
     "push_link": (
-        "the same for all_reduce by push",
+        "collective_link of all_reduce by push",
         {"": (0.43, "fitted: 16 to 256 MiB between two H200, 151 to 163 of 369 GB/s, " + _H200)},
     ),
     "ring_link": (
-        "the same for all_reduce by ring",
+        "collective_link of all_reduce by ring",
         {"": (0.23, "fitted: 16 to 256 MiB between two H200, 83 to 89 of 369 GB/s, " + _H200)},
     ),
     "atomic_link": (
-        "the same for all_reduce by atomic",
+        "collective_link of all_reduce by atomic",
         {"": (0.25, "fitted: 16 to 256 MiB between two H200, 92 to 97 of 369 GB/s, " + _H200)},
     ),
     "spinlock_link": (
-        "the same for all_reduce by spinlock",
+        "collective_link of all_reduce by spinlock",
         {"": (0.16, "fitted: 16 to 256 MiB between two H200, 58 to 60 of 369 GB/s, " + _H200)},
+    ),
+    "push_slot_bytes": (
+        "bytes that push sends at once",
+        {"": (512e3, "fitted: 5.6 us for 256 KiB and 29 us for 1 MiB, " + _H200)},
+    ),
+    "push_turns_s": (
+        "what push takes beyond, for waiting until slots are free, s",
+        {"": (2e-5, "fitted: the same rows, " + _H200)},
     ),
 }
 
@@ -194,6 +248,8 @@ class Calibration(NamedTuple):
     copies_s: float
     staged_loop: float
     fetch_bytes_per_s: float
+    fetch_piece_s: float
+    pull_bytes_per_s: float
     send_bytes_per_s: float
     add_bytes_per_s: float
     rounds_exposed: float
@@ -201,10 +257,20 @@ class Calibration(NamedTuple):
     collective_s: float
     collective_bytes_per_s: float
     collective_link: float
+    partitioned_bytes_per_s: float
+    push_start: float
+    one_shot_start: float
+    two_shot_start: float
+    ring_start: float
+    atomic_start: float
+    spinlock_start: float
+    one_shot_link: float
     push_link: float
     ring_link: float
     atomic_link: float
     spinlock_link: float
+    push_slot_bytes: float
+    push_turns_s: float
 
 
 @cache

@@ -40,6 +40,12 @@ def product_seconds(machine: Machine, m: int, n: int, k: int, dtype: str, tile: 
     return _latency(machine.compute_units, m, n, k, _DTYPES[dtype], tile)
 
 
+def forget() -> None:
+    """Look for the module anew at the next call."""
+    _module.cache_clear()
+    _latency.cache_clear()
+
+
 @cache
 def _module() -> tuple[Any, str]:
     """The module and the hardware that it sees as a pair, or None; and why not."""

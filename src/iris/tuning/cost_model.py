@@ -120,7 +120,8 @@ class _Place(NamedTuple):
     link: float  # into a rank from all peers together, and out of it
     program: float  # what a program loads from its own device
     latency: float
-    flag: float
+    flag: float  # one way to a peer
+    own_flag: float
     remote_latency: float
 
 
@@ -283,6 +284,7 @@ def _place(machine: Machine, world: int, dtype: str, units: int | None, link_gbp
         link=total,
         program=machine.program_local_bytes_per_s,
         latency=machine.local_latency_ns * 1e-9,
+        own_flag=machine.local_flag_latency_ns * 1e-9,
         flag=machine.remote_flag_latency_ns * 1e-9,
         remote_latency=machine.remote_latency_ns * 1e-9,
     )  # fmt: skip
@@ -417,7 +419,7 @@ def _gathered(place: _Place, algorithm: str, sizes: tuple[int, ...], config: dic
 def _pulled(place: _Place, product: _Product, config: dict[str, Any], nbytes: int, unfused: float) -> Prediction:
     """``pull``: each column of tiles reads A again, by loads of the programs that multiply."""
     active = min(product.programs, product.tiles)
-    rate = min(place.link, active * place.machine.program_remote_bytes_per_s)
+    rate = min(place.link, active * place.fit.pull_bytes_per_s)
     pulled = nbytes / rate
     own = 1 / place.world
     fused = place.fit.kernel_s + place.fit.fused_s + _both(product.compute * own, product.memory)
@@ -443,7 +445,7 @@ def _staged(
     received = rows * depth * place.itemsize * (world - 1)
     tiles_m = _ceil(rows, m)
     stages = min(config["num_fetch_stages"], tiles_m)
-    # Seconds until the first bytes may be used, for the first stage, and for all; and of programs that only fetch.
+    # Seconds until bytes begin to come, for the first stage, and for all; and of programs that only fetch.
     if algorithm == "copy_engine":
         rate, groups = place.link, 1
         first, stage, fetch, lost = fit.copies_s, received / stages / rate, received / rate, 0.0
@@ -453,30 +455,33 @@ def _staged(
         fetchers = min(config["num_fetch_sms"], programs, pieces)
         # Those beyond fetch the first stage only.
         more = max(fetchers, min(config["first_stage_fetch_sms"], programs, pieces))
-        rate = min(place.link, more * fit.fetch_bytes_per_s)
+        nbytes = min(depth, config["k_per_flag"] * step) * m * place.itemsize
+        fetched = nbytes / (fit.fetch_piece_s + nbytes / fit.fetch_bytes_per_s)  # bytes a second, by one of them
+        rate = min(place.link, more * fetched)
         stage = fetch = received / stages / rate
         lost = more * stage
-        # The first pieces come side by side: so many bytes must come before the first of them is whole.
-        piece = min(received, config["k_per_flag"] * step * m * place.itemsize * more)
-        first = place.flag + place.remote_latency + piece / rate
+        first = place.flag + place.remote_latency
         if stages > 1:
-            rate = min(place.link, fetchers * fit.fetch_bytes_per_s)
+            rate = min(place.link, fetchers * fetched)
             fetch += received * (1 - 1 / stages) / rate
             lost += fetchers * (fetch - stage)
     remote = 1 - 1 / world if dim == 1 else 1.0  # of a tile, that needs peers
-    longer = tile * (1 + (fit.staged_loop - 1) * (1 - 1 / world if dim == 1 else 1.0))
+    # A program stops to look at a flag before each piece, until all have come.
+    flags = groups * (world - 1) if dim == 1 else groups
+    looks = flags * place.own_flag * min(1.0, (first + fetch) / product.compute)
+    longer = tile * (1 + (fit.staged_loop - 1) * remote) + looks
     # Programs that fetch multiply less: as if there were so many tiles more.
     rounds = _rounds(
         product.tiles + lost / longer, programs, _ceil(K, step), _exchange(m, config["block_size_n"], longer)
     )
     # What a program does first: its part of A comes with the first stage, the last of that in a last group.
-    begins = tile * min(1.0, rounds)
+    begins = longer * min(1.0, rounds)
     stall = first + stage + begins * remote / groups - begins
     waiting = 1.0  # share of the programs that wait for it
     if dim == 0:
         mine = product.tiles / world  # tiles of the own rows come first
         if mine >= programs:
-            stall -= mine / programs * tile
+            stall -= mine / programs * longer
         elif product.tiles > programs:
             waiting = 1 - mine / programs
     stall = max(0.0, stall) * waiting
@@ -484,15 +489,13 @@ def _staged(
     arrival = first + fetch + begins * remote / groups
     waited = max(stall, arrival - work)
     text = (
-        f"; {received / 1e6:.1f} MB from peers at {rate / 1e9:.0f} GB/s, the first after {first * 1e6:.0f} us, "
+        f"; {received / 1e6:.1f} MB from peers at {rate / 1e9:.0f} GB/s from {first * 1e6:.0f} us on, "
         f"{waited * 1e6:.0f} us waited for"
     )
-    if arrival > work:
-        kind = {"link" if rate >= place.link else "fetch": arrival}
-    else:
-        kind = {"fetch": waited + lost / programs}
+    parts = {"fetch": lost / programs}
+    parts["link" if rate >= place.link else "fetch"] = first + fetch if arrival > work else waited
     fused = fit.kernel_s + fit.fused_s + max(work, arrival)
-    return _result("all_gather_matmul", algorithm, product, config, unfused, fetch, fused, text, **kind)
+    return _result("all_gather_matmul", algorithm, product, config, unfused, fetch, fused, text, **parts)
 
 
 def _sent(place: _Place, operation: str, algorithm: str, sizes: tuple[int, ...], config: dict[str, Any]) -> Prediction:
@@ -540,6 +543,19 @@ def _sent(place: _Place, operation: str, algorithm: str, sizes: tuple[int, ...],
     return _result(operation, algorithm, product, config, unfused, link, fused, text, link=shown, fetch=moved)
 
 
+# Of each algorithm: start in times of collective_s, share of the links' rate, and bytes a second that a program moves.
+_COLLECTIVES = {
+    "": lambda fit: (1.0, fit.collective_link, fit.collective_bytes_per_s),
+    "partitioned": lambda fit: (1.0, fit.collective_link, fit.partitioned_bytes_per_s),
+    "two_shot": lambda fit: (fit.two_shot_start, fit.collective_link, fit.collective_bytes_per_s),
+    "one_shot": lambda fit: (fit.one_shot_start, fit.one_shot_link, fit.collective_bytes_per_s),
+    "push": lambda fit: (fit.push_start, fit.push_link, fit.collective_bytes_per_s),
+    "ring": lambda fit: (fit.ring_start, fit.ring_link, fit.collective_bytes_per_s),
+    "atomic": lambda fit: (fit.atomic_start, fit.atomic_link, fit.collective_bytes_per_s),
+    "spinlock": lambda fit: (fit.spinlock_start, fit.spinlock_link, fit.collective_bytes_per_s),
+}
+
+
 def _collective(place: _Place, operation: str, algorithm: str, nbytes: int, params: Mapping[str, Any]) -> Prediction:
     """A collective of the library: links or the programs' rate, and meetings."""
     world, fit = place.world, place.fit
@@ -548,37 +564,27 @@ def _collective(place: _Place, operation: str, algorithm: str, nbytes: int, para
     theirs = theirs or place.machine.launch_latency_ns * 1e-9
     if algorithm == "torch":
         return _torch(operation, theirs, theirs)
-    # Bytes over the busiest link of a rank, meetings, and what share of the links' rate it gets.
-    share = fit.collective_link
-    moved, meetings = part, 1
-    if algorithm == "two_shot" and operation == "all_reduce":
-        moved, meetings = 2 * part, 2
-    elif algorithm in ("one_shot", "push"):
-        moved = part * world
-        share = fit.push_link if algorithm == "push" else share
-    elif algorithm == "ring":
-        moved, meetings, share = 2 * part, 2 * (world - 1), fit.ring_link
-    elif algorithm in ("atomic", "spinlock"):
-        moved, meetings = 2 * part, 2
-        share = fit.atomic_link if algorithm == "atomic" else fit.spinlock_link
-    elif algorithm == "scatter_allgather":
-        moved, meetings = 2 * part, 2
-    elif algorithm == "direct":
-        moved = part * world  # out of the root
+    # Bytes over the busiest link of a rank, and meetings beyond those that its time between two ranks has.
+    moved, meetings = part, 0
+    if algorithm in ("one_shot", "push", "direct"):
+        moved = part * world  # out of the root, where there is one
+    elif operation == "all_reduce" or algorithm == "scatter_allgather":
+        moved = 2 * part
+        meetings = 2 * max(0, world - 2) if algorithm == "ring" else 0
+    start, share, by_program = _COLLECTIVES.get(algorithm, _COLLECTIVES[""])(fit)
     comm_sms = params.get("comm_sms")
     programs = min(_counted("comm_sms", comm_sms) if comm_sms is not None else place.units, place.units)
     wire = place.link * share
-    rate = min(wire, programs * fit.collective_bytes_per_s)
+    rate = min(wire, programs * by_program)
     transfer = moved / rate
     memory = (nbytes + moved) / place.memory
-    least = fit.collective_s + place.flag * (meetings - 1)
+    least = fit.collective_s * start + place.flag * meetings
+    if algorithm == "push" and nbytes > fit.push_slot_bytes:
+        least += fit.push_turns_s
     ramp = place.remote_latency * moved / (moved + _RAMP_BYTES) if moved else 0.0
     seconds = least + ramp + max(transfer, memory)
     bound = "memory" if memory > transfer else "link" if rate >= wire else "fetch"
-    text = (
-        f"{moved / 1e6:.3f} MB at {rate / 1e9:.0f} GB/s by {programs} programs, {least * 1e6:.1f} us for {meetings} "
-        "meetings"
-    )
+    text = f"{moved / 1e6:.3f} MB at {rate / 1e9:.0f} GB/s by {programs} programs, {least * 1e6:.1f} us for meetings"
     return Prediction(operation, algorithm, 0.0, transfer, seconds, theirs, bound, "", text)
 
 

@@ -101,7 +101,7 @@ class Choice:
 def sets() -> Iterator[DataSet]:
     for path in sorted(DATA.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
-        yield _data_set(path.stem, [_measured(content, row) for row in content["rows"]], "")
+        yield _data_set(path.stem, [_measured(content, row) for row in content["rows"]], content.get("kernel", ""))
     for path in sorted([*PACKAGED.glob("tuned/*/*.json"), *PACKAGED.glob("published/*.json")]):
         content = json.loads(path.read_text(encoding="utf-8"))
         kernels = {str(entry.get("kernel") or "") for entry in content["provenance"].values()} - {""}

@@ -45,7 +45,7 @@ TOY = Machine(
 
 
 def test_every_known_target_has_a_machine():
-    assert set(names()) == set(KNOWN)
+    assert set(names()) == set(KNOWN) == set(DATA["machines"])
     for name, target in KNOWN.items():
         machine = by_name(name.upper())
         assert machine.name == name
@@ -110,6 +110,15 @@ def test_the_documentation_has_the_same_figures():
 def test_an_unknown_machine_names_the_possible_ones():
     with pytest.raises(ArgumentError, match=r"'v100' is not known; possible: mi300x, .*b200"):
         by_name("v100")
+
+
+def test_the_rate_of_a_dtype_by_any_of_its_names():
+    h200 = by_name("h200")
+    assert h200.rate("bfloat16") == h200.rate("bf16") == (989.4e12, 2)
+    assert h200.rate("float8_e5m2")[1] == h200.rate("int8")[1] == 1
+    assert TOY.rate("fp16") == (4e12, 2)
+    with pytest.raises(ArgumentError, match="toy has no matrix rate for dtype 'float64'; possible: float16, fp16"):
+        TOY.rate("float64")
 
 
 def test_a_dot_is_rounded_up_to_matrix_instructions():

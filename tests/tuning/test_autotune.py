@@ -62,10 +62,10 @@ class Case:
             raise given
         return given() if callable(given) else given
 
-    def tune(self, names=None, members=None, **other):
+    def tune(self, names=None, members=None):
         with autotune.timed_by(self.timer):
             return autotune.tune(
-                self.ctx, members or self.ctx.resolve_group(None), query(self.ctx), self.candidates(names), **other
+                self.ctx, members or self.ctx.resolve_group(None), query(self.ctx), self.candidates(names)
             )
 
 
@@ -78,7 +78,8 @@ def found(tuning):
 
 def body(ctx, times, fails=None):
     case = Case(ctx, times, fails)
-    return found(case.tune(again=True)), case.calls
+    ctx.service("tuned").forget()
+    return found(case.tune()), case.calls
 
 
 def run(world, function, *args):
@@ -241,7 +242,9 @@ def body_twice(ctx, again):
     case = Case(ctx, {"default": 2.0, "wide": 1.0})
     first = case.tune()
     before = dict(case.calls)
-    second = case.tune(again=again)
+    if again:
+        ctx.service("tuned").forget()
+    second = case.tune()
     return found(first)[:4], found(second)[:4], second.trials == (), case.calls == before, str(second)
 
 
@@ -361,6 +364,30 @@ def body_interpreted(ctx):
     reason = autotune.pointless(ctx)
     with autotune.timed_by(lambda ctx, candidate: 1.0):
         return reason, autotune.pointless(ctx)
+
+
+def body_checked(ctx):
+    """The result of a candidate is looked at after its first call, and one that is wrong is out on all ranks."""
+    case = Case(ctx, {"default": 2.0, "wrong": 1.0, "right": 1.5})
+    told, checked = [], []
+
+    def check():
+        called = [name for name, count in case.calls.items() if count == 2][len(checked)]
+        checked.append(called)
+        if called == "wrong" and ctx.get_rank() == 1:
+            raise ArgumentError("element (0, 1) is 3, not 4")
+
+    with autotune.using(check=check, told=told.append, budget_s=0.1):
+        tuning = case.tune()
+    return found(tuning), checked, told == [tuning]
+
+
+def test_results_are_checked_when_a_check_is_given():
+    for answer, checked, told in run(2, body_checked):
+        assert answer[0] == "right"
+        assert answer[4][1][2] == "rank 1: ArgumentError: element (0, 1) is 3, not 4"
+        assert checked == ["default", "wrong", "right"]
+        assert told
 
 
 def test_nothing_is_tuned_under_the_interpreter_without_a_given_timer():

@@ -67,6 +67,8 @@ class OpsNamespace:
         activation: str = "none",
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        tune: bool = False,
+        allow_fallback: bool = True,
     ) -> FusedWorkspace:
         """``out = act(scales * gather(A) @ B + bias)``; see :func:`iris.ops.all_gather_matmul.all_gather_matmul`."""
         return all_gather_matmul(
@@ -84,6 +86,8 @@ class OpsNamespace:
             activation=activation,
             scale_a=scale_a,
             scale_b=scale_b,
+            tune=tune,
+            allow_fallback=allow_fallback,
         )
 
     def matmul_all_gather(
@@ -101,6 +105,8 @@ class OpsNamespace:
         activation: str = "none",
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        tune: bool = False,
+        allow_fallback: bool = True,
     ) -> FusedWorkspace:
         """The rows of ``act(scales * A @ B + bias)`` of all ranks, on every rank; see
         :func:`iris.ops.matmul_all_gather.matmul_all_gather`."""
@@ -118,6 +124,8 @@ class OpsNamespace:
             activation=activation,
             scale_a=scale_a,
             scale_b=scale_b,
+            tune=tune,
+            allow_fallback=allow_fallback,
         )
 
     def matmul_all_reduce(
@@ -135,6 +143,8 @@ class OpsNamespace:
         activation: str = "none",
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        tune: bool = False,
+        allow_fallback: bool = True,
     ) -> FusedWorkspace:
         """``out = act(scales * sum over ranks of A @ B + bias)``, on every rank; see
         :func:`iris.ops.matmul_all_reduce.matmul_all_reduce`."""
@@ -152,6 +162,8 @@ class OpsNamespace:
             activation=activation,
             scale_a=scale_a,
             scale_b=scale_b,
+            tune=tune,
+            allow_fallback=allow_fallback,
         )
 
     def matmul_reduce_scatter(
@@ -169,6 +181,8 @@ class OpsNamespace:
         activation: str = "none",
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        tune: bool = False,
+        allow_fallback: bool = True,
     ) -> FusedWorkspace:
         """The own rows of ``act(scales * sum over ranks of A @ B + bias)``; see
         :func:`iris.ops.matmul_reduce_scatter.matmul_reduce_scatter`."""
@@ -186,6 +200,8 @@ class OpsNamespace:
             activation=activation,
             scale_a=scale_a,
             scale_b=scale_b,
+            tune=tune,
+            allow_fallback=allow_fallback,
         )
 
     def explain(self, operation: str, *args: Any, **kwargs: Any) -> Plan:

@@ -10,7 +10,15 @@ from iris.errors import ArgumentError, IrisError
 from iris.ops import arguments
 from iris.ops._hbm_buffer import Schedule, schedule
 from iris.ops.arguments import Problem
-from iris.ops.call import FusedCall, given_facts, new_pair_flags, place_facts, tensor_facts, torch_refuses
+from iris.ops.call import (
+    FusedCall,
+    given_facts,
+    new_pair_flags,
+    place_facts,
+    plan_facts,
+    tensor_facts,
+    torch_refuses,
+)
 from iris.ops.choice import choose
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.staging import Staging
@@ -52,7 +60,7 @@ class State(Calls[Call]):
 
     def agree(
         self, members, out, a, b, bias, activation, scales, algorithm, config, workspace, gather_dim, group,
-        preamble=False,
+        preamble=False, tune=False, allow_fallback=True,
     ) -> Call:  # fmt: skip
         """Check the arguments and compare them across the group. Collective over the group.
 
@@ -75,7 +83,7 @@ class State(Calls[Call]):
             error = caught
         facts = _facts(
             self._ctx, out, a, b, bias, activation, scales, algorithm, config, workspace, gather_dim, preamble
-        )
+        ) | plan_facts(call, tune, allow_fallback)
         self._ctx.agreement.reach(OPERATION, members, facts, error)
         assert call is not None  # reach() raises the error
         return call

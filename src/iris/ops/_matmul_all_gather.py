@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from iris.errors import ArgumentError, IrisError, UnsupportedError
 from iris.ops import arguments
+from iris.ops._candidates import tuner
 from iris.ops._matmul_all_gather_kernel import QUEUE_WORDS, matmul_all_gather_kernel
 from iris.ops._matmul_reduce_call import Asked
 from iris.ops.arguments import ACTIVATIONS, Problem
@@ -24,6 +25,7 @@ from iris.ops.call import (
     new_pair_flags,
     outside_of_graphs,
     place_facts,
+    plan_facts,
     tensor_facts,
     torch_refuses,
 )
@@ -115,6 +117,7 @@ class State(Calls[Call]):
         if asked.algorithm != "torch":
             facts |= place_facts(self._ctx, "output", out)
         facts |= given_facts(asked.activation, asked.scales, asked.algorithm, asked.config)
+        facts |= plan_facts(call, asked.tune, asked.allow_fallback)
         facts["workspace"] = "given" if workspace is not None else "none"
         facts["call"] = f"{OPERATION}_preamble" if preamble else OPERATION
         self._ctx.agreement.reach(OPERATION, members, facts, error)
@@ -239,11 +242,17 @@ def _matmul_all_gather(ctx: Iris, asked: Asked, out, a, b, bias, async_op, works
     key = (
         *layout(out), *layout(a), *layout(b), *layout(bias), asked.activation, *layout(asked.scales[0]),
         *layout(asked.scales[1]), address(out), asked.algorithm, asked.config, workspace is None, members.ranks,
-        type(asked.group), torch.get_float32_matmul_precision(),
+        type(asked.group), torch.get_float32_matmul_precision(), asked.tune, asked.allow_fallback,
     )  # fmt: skip
+
+    def tried(algorithm: str, config: Any) -> None:
+        one = replace(asked, algorithm=algorithm, config=config, tune=False, allow_fallback=True)
+        _matmul_all_gather(ctx, one, out, a, b, bias, False, None)
+
     call, used = agreed(
         state, key, lambda: state.agree(members, asked, out, a, b, bias, workspace),
-        (out, a, b, bias, *asked.scales), workspace, members,
+        (out, a, b, bias, *asked.scales), workspace, members, asked.allow_fallback,
+        tuner(ctx, members, asked.algorithm, asked.config, workspace, asked.group, tried, out) if asked.tune else None,
     )  # fmt: skip
     if out.numel():
         issue_in_order(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from iris.errors import ArgumentError
 from iris.ops import _moving_sums
+from iris.ops._candidates import tuner
 from iris.ops._matmul_reduce_call import Asked, Call, Schedule, State, checked, new_workspace
 from iris.ops._matmul_reduce_kernel import matmul_reduce_kernel
 from iris.ops.arguments import ACTIVATIONS
@@ -61,10 +63,17 @@ def _matmul_reduce(ctx, asked: Asked, out, a, b, bias, async_op, workspace) -> F
         asked.operation, *layout(out), *layout(a), *layout(b), *layout(bias), asked.activation,
         *layout(asked.scales[0]), *layout(asked.scales[1]), address(out), asked.algorithm, asked.config,
         workspace is None, members.ranks, type(asked.group), torch.get_float32_matmul_precision(),
+        asked.tune, asked.allow_fallback,
     )  # fmt: skip
+
+    def tried(algorithm: str, config: Any) -> None:
+        one = replace(asked, algorithm=algorithm, config=config, tune=False, allow_fallback=True)
+        _matmul_reduce(ctx, one, out, a, b, bias, False, None)
+
     call, used = agreed(
         state, key, lambda: state.agree(members, asked, out, a, b, bias, workspace),
-        (out, a, b, bias, *asked.scales), workspace, members,
+        (out, a, b, bias, *asked.scales), workspace, members, asked.allow_fallback,
+        tuner(ctx, members, asked.algorithm, asked.config, workspace, asked.group, tried, out) if asked.tune else None,
     )  # fmt: skip
     if call.problem.M and call.problem.N:
         shared = used.partials is None or not used.partials.fixed

@@ -11,7 +11,7 @@ from iris.errors import ArgumentError, IrisError, NotSymmetricError, Unsupported
 from iris.ops import _moving_sums, arguments
 from iris.ops._matmul_reduce_kernel import ONE_SHOT, SCATTER, TWO_SHOT
 from iris.ops.arguments import Problem
-from iris.ops.call import FusedCall, given_facts, place_facts, tensor_facts, torch_refuses
+from iris.ops.call import FusedCall, given_facts, place_facts, plan_facts, tensor_facts, torch_refuses
 from iris.ops.choice import check_fits, fitted, float64_plan, tiles_for
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.division import divided, exchange_time
@@ -52,6 +52,7 @@ class Asked:
     Attributes:
         operation: :data:`REDUCE_SCATTER` or :data:`ALL_REDUCE`.
         algorithm, config, activation, group: of the call. scales: those of A and B, each None when not given.
+        tune, allow_fallback: of the call.
     """
 
     operation: str
@@ -60,6 +61,8 @@ class Asked:
     activation: Any
     scales: tuple[Any, Any]
     group: Any
+    tune: bool = False
+    allow_fallback: bool = True
 
 
 @dataclass(frozen=True)
@@ -363,7 +366,8 @@ def _facts(ctx: Iris, asked: Asked, call: Call | None, out, a, b, bias) -> dict[
         left_open = asked.algorithm is None and asked.config is None
         if taken in (None, *_WRITE_PEERS) or (taken == "one_shot" and left_open):
             facts |= place_facts(ctx, "C", out)
-    return facts | given_facts(asked.activation, asked.scales, asked.algorithm, asked.config)
+    facts |= given_facts(asked.activation, asked.scales, asked.algorithm, asked.config)
+    return facts | plan_facts(call, asked.tune, asked.allow_fallback)
 
 
 def _own_rows(M: int, members: Group) -> tuple[int, int]:

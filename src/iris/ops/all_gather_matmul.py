@@ -52,6 +52,7 @@ import torch.distributed as dist
 
 from iris.ops._all_gather_matmul_call import OPERATION, State, checked, make_workspace
 from iris.ops._all_gather_matmul_kernel import pull_kernel
+from iris.ops._candidates import tuner
 from iris.ops._hbm_buffer import run_hbm_buffer
 from iris.ops.arguments import ACTIVATIONS, Problem
 from iris.ops.call import address, agreed, float32_matmul, issue_in_order, layout, outside_of_graphs
@@ -84,6 +85,8 @@ def all_gather_matmul(
     activation: str = "none",
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
+    tune: bool = False,
+    allow_fallback: bool = True,
 ) -> FusedWorkspace:
     """Gather A from all ranks, multiply it by B, add a bias, apply an activation. Collective over ``group``.
 
@@ -108,6 +111,9 @@ def all_gather_matmul(
         scale_a, scale_b: for fp8 inputs, both or neither: float32 tensors of one element that the sums are multiplied
             by, the scales of the whole A and of B. ``scale_a`` has the same value on every rank. They are read when
             the operation runs: a captured graph replays with what they hold then.
+        tune: when nothing was tuned for the problem on this machine, measure several ways to compute it, which
+            overwrites the output, and keep what was found for this and later programs; see :mod:`iris.tuning.autotune`.
+        allow_fallback: False raises where PyTorch's operations would run without having been named.
 
     Returns:
         The workspace; ``workspace.plan`` says what ran and why.
@@ -115,17 +121,19 @@ def all_gather_matmul(
     Raises:
         ArgumentError, NotSymmetricError, DeviceMismatch, UnsupportedError: on the rank that has it, before any launch.
         RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
+        UnsupportedError: on every rank, with ``allow_fallback=False`` where PyTorch's operations would run.
+        CaptureError: something is to be tuned while a graph is captured.
         NotAMemberError: the caller is not in ``group``.
     """
     return outside_of_graphs(_all_gather_matmul)(
         ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group,
-        activation, (scale_a, scale_b),
+        activation, (scale_a, scale_b), tune, allow_fallback,
     )  # fmt: skip
 
 
 def _all_gather_matmul(
     ctx, output_tensor, A_sharded, B, bias, async_op, config, workspace, algorithm, gather_dim, group,
-    activation, scales,
+    activation, scales, tune, allow_fallback,
 ) -> FusedWorkspace:  # fmt: skip
     members = ctx.resolve_group(group)
     state = _state(ctx)
@@ -133,14 +141,25 @@ def _all_gather_matmul(
         *layout(output_tensor), *layout(A_sharded), *layout(B), *layout(bias),
         activation, *layout(scales[0]), *layout(scales[1]),
         address(A_sharded), algorithm, config, workspace is None, gather_dim, members.ranks, type(group),
-        torch.get_float32_matmul_precision(),
+        torch.get_float32_matmul_precision(), tune, allow_fallback,
     )  # fmt: skip
     tensors = (output_tensor, A_sharded, B, bias)
 
     def agree():
-        return state.agree(members, *tensors, activation, scales, algorithm, config, workspace, gather_dim, group)
+        return state.agree(
+            members, *tensors, activation, scales, algorithm, config, workspace, gather_dim, group,
+            tune=tune, allow_fallback=allow_fallback,
+        )  # fmt: skip
 
-    call, used = agreed(state, key, agree, (*tensors, *scales), workspace, members)
+    def tried(algorithm: str, config: Any) -> None:
+        _all_gather_matmul(
+            ctx, *tensors, False, config, None, algorithm, gather_dim, group, activation, scales, False, True
+        )
+
+    call, used = agreed(
+        state, key, agree, (*tensors, *scales), workspace, members, allow_fallback,
+        tuner(ctx, members, algorithm, config, workspace, group, tried) if tune else None,
+    )  # fmt: skip
     _run(ctx, call, used, *tensors, scales, members, group, async_op)
     return used
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, UnsupportedError
 from iris.ops.arguments import Problem
 from iris.ops.choice import precision
 from iris.ops.workspace import FusedWorkspace
@@ -131,8 +132,21 @@ def given_facts(activation: Any, scales: tuple[Any, Any], algorithm: Any, config
     return facts
 
 
+def plan_facts(call: Any, tune: Any, allow_fallback: Any) -> dict[str, Any]:
+    """What must be the same on every rank of what was chosen, and of what may be. ``call``: None when it is wrong."""
+    facts = {"tune": tune, "allow_fallback": allow_fallback}
+    return facts if call is None else {**facts, "plan": (call.plan.algorithm, call.plan.config)}
+
+
 def agreed(
-    state: Any, key: tuple, agree: Callable[[], Any], tensors: Iterable[Any], workspace: Any, members: Group
+    state: Any,
+    key: tuple,
+    agree: Callable[[], Any],
+    tensors: Iterable[Any],
+    workspace: Any,
+    members: Group,
+    allow_fallback: bool = True,
+    tune: Callable[[Any], str] | None = None,
 ) -> tuple[Any, Any]:
     """The call that the ranks agree on, and the workspace that it runs in.
 
@@ -143,11 +157,28 @@ def agreed(
         tensors: output and inputs, which must not overlap.
         workspace: the caller's, None for the context's own.
         members: of the group.
+        allow_fallback: whether PyTorch's operations may run without the caller having named them.
+        tune: finds the best way for a call, after which the choice may be another; gives the reason where nothing was
+            tuned. None where the caller does not ask for it.
+
+    Raises:
+        UnsupportedError: PyTorch's operations would run and may not. On every rank, before any launch.
     """
     call = state.recall(key)
     if call is None:
         call = agree()
+        if tune is not None:
+            untuned = tune(call)
+            state.recall(key)  # what tuning has let it forget is gone
+            if untuned:
+                call.plan = replace(call.plan, reason=f"{call.plan.reason}; {untuned}")
+            else:
+                call = agree()
         state.remember(key, call)
+    if not allow_fallback and call.plan.algorithm == "torch" and call.plan.source != "user":
+        raise UnsupportedError(
+            f"{call.plan.operation}: allow_fallback=False, and PyTorch's operations would run: {call.plan.reason}"
+        )
     call.check_overlap(*tensors)
     if workspace is None:
         workspace = state.workspace(call, members)

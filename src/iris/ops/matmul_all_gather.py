@@ -57,6 +57,8 @@ def matmul_all_gather(
     activation: str = "none",
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
+    tune: bool = False,
+    allow_fallback: bool = True,
 ) -> FusedWorkspace:
     """Multiply on every rank, add a bias, apply an activation, give the rows to all ranks. Collective over ``group``.
 
@@ -80,6 +82,9 @@ def matmul_all_gather(
         activation: ``"none"``, ``"relu"``, ``"gelu"`` (with erf) or ``"silu"``, applied after the bias.
         scale_a, scale_b: for fp8 inputs, both or neither: float32 tensors of one element that this rank's product is
             multiplied by. They are read when the operation runs.
+        tune: when nothing was tuned for the problem on this machine, measure several ways to compute it, which
+            overwrites the output, and keep what was found for this and later programs; see :mod:`iris.tuning.autotune`.
+        allow_fallback: False raises where PyTorch's operations would run without having been named.
 
     float64 is for ``"torch"`` alone: the kernels of the library add in 32 bits.
 
@@ -89,9 +94,10 @@ def matmul_all_gather(
     Raises:
         ArgumentError, NotSymmetricError, DeviceMismatch, UnsupportedError: on the rank that has it, before any launch.
         RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
+        UnsupportedError: on every rank, with ``allow_fallback=False`` where PyTorch's operations would run.
         NotAMemberError: the caller is not in ``group``.
     """
-    asked = Asked(OPERATION, algorithm, config, activation, (scale_a, scale_b), group)
+    asked = Asked(OPERATION, algorithm, config, activation, (scale_a, scale_b), group, tune, allow_fallback)
     return _body.matmul_all_gather(ctx, asked, output, A, B, bias, async_op, workspace)
 
 

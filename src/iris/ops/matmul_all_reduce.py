@@ -78,6 +78,8 @@ def matmul_all_reduce(
     activation: str = "none",
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
+    tune: bool = False,
+    allow_fallback: bool = True,
 ) -> FusedWorkspace:
     """Multiply on every rank, add the products of all, then a bias, apply an activation. Collective over ``group``.
 
@@ -102,6 +104,9 @@ def matmul_all_reduce(
         activation: ``"none"``, ``"relu"``, ``"gelu"`` (with erf) or ``"silu"``, applied after the bias.
         scale_a, scale_b: for fp8 inputs, both or neither: float32 tensors of one element that the sum is multiplied
             by, the same on every rank. They are read when the operation runs.
+        tune: when nothing was tuned for the problem on this machine, measure several ways to compute it, which
+            overwrites the output, and keep what was found for this and later programs; see :mod:`iris.tuning.autotune`.
+        allow_fallback: False raises where PyTorch's operations would run without having been named.
 
     Returns:
         The workspace; ``workspace.plan`` says what ran and why.
@@ -109,11 +114,12 @@ def matmul_all_reduce(
     Raises:
         ArgumentError, NotSymmetricError, DeviceMismatch, UnsupportedError: on the rank that has it, before any launch.
         RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
+        UnsupportedError: on every rank, with ``allow_fallback=False`` where PyTorch's operations would run.
         NotAMemberError: the caller is not in ``group``.
-        CaptureError: the context's memory would have to grow in a captured graph.
+        CaptureError: the context's memory would have to grow in a captured graph, or something to be tuned.
         HeapExhausted: the heap has no room for the partial products.
     """
-    asked = Asked(ALL_REDUCE, algorithm, config, activation, (scale_a, scale_b), group)
+    asked = Asked(ALL_REDUCE, algorithm, config, activation, (scale_a, scale_b), group, tune, allow_fallback)
     return matmul_reduce(ctx, asked, C, A, B, bias, async_op, workspace)
 
 

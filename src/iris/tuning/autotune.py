@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from iris.runtime.groups import Group
 
 NOISE = 0.01  # a candidate has to be faster than the default by more than this share of its time
-BUDGET_SECONDS = 6.0  # of all timed calls of a case
 LEAST_ROUNDS, MOST_ROUNDS = 5, 60
 # A candidate whose first call took so many times the best one's is out: no drift of a clock makes up for that.
 _HOPELESS = 3.0
@@ -47,7 +46,6 @@ _MEETINGS = 8  # that a call may have in which a rank fails
 INTERPRETED = "nothing is tuned under the interpreter, where times mean nothing"
 
 Timer = Callable[["Iris", "Candidate"], float]
-_timer: ContextVar[Timer | None] = ContextVar("iris_tuning_timer", default=None)
 
 
 @dataclass(frozen=True)
@@ -119,22 +117,52 @@ class Tuning:
         return "\n".join(lines)
 
 
-@contextmanager
-def timed_by(timer: Timer) -> Iterator[None]:
-    """Let ``timer(ctx, candidate)`` give the milliseconds of calls in a block, on this rank, instead of a clock.
+@dataclass(frozen=True)
+class Options:
+    """How cases are tuned.
 
-    Every candidate is still called, once. With it cases are tuned under the interpreter, too.
+    Attributes:
+        candidates: how many there may be, the default and PyTorch's operations among them.
+        budget_s: seconds for the timed calls of a case.
+        timer: gives the milliseconds of a call in place of a clock: ``timer(ctx, candidate)``, on this rank. Every
+            candidate is still called, once. With it cases are tuned under the interpreter, too.
+        check: called after the first call of every candidate; raises when the result is wrong.
+        told: called with what came of tuning a case.
     """
-    token = _timer.set(timer)
+
+    candidates: int = 8
+    budget_s: float = 6.0
+    timer: Timer | None = None
+    check: Callable[[], Any] | None = None
+    told: Callable[[Tuning], Any] | None = None
+
+
+_options: ContextVar[Options] = ContextVar("iris_tuning_options", default=Options())  # noqa: B039 - it is frozen
+
+
+def options() -> Options:
+    """Those of the block that the caller is in."""
+    return _options.get()
+
+
+@contextmanager
+def using(**changes: Any) -> Iterator[None]:
+    """Change :class:`Options` for a block, on this rank; all ranks have to."""
+    token = _options.set(replace(_options.get(), **changes))
     try:
         yield
     finally:
-        _timer.reset(token)
+        _options.reset(token)
+
+
+def timed_by(timer: Timer) -> AbstractContextManager[None]:
+    """Let ``timer(ctx, candidate)`` give the milliseconds of calls in a block; see :class:`Options`."""
+    return using(timer=timer)
 
 
 def pointless(ctx: Iris) -> str:
     """Why nothing can be tuned on this runtime; empty when it can."""
-    return INTERPRETED if not ctx.target.compiled and _timer.get() is None else ""
+    return INTERPRETED if not ctx.target.compiled and options().timer is None else ""
 
 
 def params_of(config: Any) -> dict[str, Any]:
@@ -150,9 +178,6 @@ def tune(
     members: Group,
     query: Query,
     candidates: Sequence[Candidate],
-    *,
-    again: bool = False,
-    budget_s: float = BUDGET_SECONDS,
 ) -> Tuning:
     """Find the best of several candidates for a case and remember it. Collective over ``members``.
 
@@ -161,8 +186,6 @@ def tune(
         members: the group.
         query: the case.
         candidates: what to try. The first is what would run without tuning. Their results are not looked at.
-        again: also when the case has been tuned.
-        budget_s: seconds for the timed calls.
 
     Raises:
         CaptureError: a graph is being captured.
@@ -175,13 +198,14 @@ def tune(
     started = time.perf_counter()
     tuned = ctx.service("tuned")
     default = candidates[0]
-    known = _agree(ctx, members, query, candidates, None if again else tuned.find(query, members))
+    known = _agree(ctx, members, query, candidates, tuned.find(query, members))
     if known is not None:
-        return Tuning(query, known)
+        tuned.settle(query, members, known)
+        return _tell(Tuning(query, known))
     trials = [Trial(candidate) for candidate in candidates]
     with _Progress(ctx, members, query, len(trials)) as progress:
         _compile(ctx, members, trials, progress)
-        _time(ctx, members, trials, budget_s, progress)
+        _time(ctx, members, trials, progress)
     entry = _entry(ctx, query, trials)
     record = as_record(entry, default.key)
     path = tuned.learn(query, members, record, default.key)
@@ -190,6 +214,13 @@ def tune(
     tuning = Tuning(query, record, tuple(trials), path, time.perf_counter() - started)
     if members.index == 0:
         ctx.info(str(tuning))
+    return _tell(tuning)
+
+
+def _tell(tuning: Tuning) -> Tuning:
+    told = options().told
+    if told is not None:
+        told(tuning)
     return tuning
 
 
@@ -279,9 +310,10 @@ def compile_all(launches: Sequence[Launch], shared_memory_bytes: int, load: bool
     return [failed.get(i, "") for i in range(len(launches))]
 
 
-def _time(ctx: Iris, members: Group, trials: list[Trial], budget_s: float, progress: _Progress) -> None:
+def _time(ctx: Iris, members: Group, trials: list[Trial], progress: _Progress) -> None:
     """Time the candidates that have not failed, a call of each in turn."""
-    clock: _Clock = _Clock(ctx, members) if _timer.get() is None else _GivenClock(ctx, members)
+    chosen = options()
+    clock: _Clock = _Clock(ctx, members) if chosen.timer is None else _GivenClock(ctx, chosen.timer)
     samples: dict[int, list[float]] = {}
     spent = 0.0
     for i, trial in enumerate(trials):
@@ -291,6 +323,9 @@ def _time(ctx: Iris, members: Group, trials: list[Trial], budget_s: float, progr
         failed: dict[int, str] = {}
         _attempt(failed, i, partial(clock.warm, trial.candidate))
         _share(ctx, members, trials, failed, "warming up")
+        if not trial.failure and chosen.check is not None:
+            _attempt(failed, i, chosen.check)
+            _share(ctx, members, trials, failed, "checking")
         if trial.failure:
             continue
         began = time.perf_counter()
@@ -303,7 +338,7 @@ def _time(ctx: Iris, members: Group, trials: list[Trial], budget_s: float, progr
     slowest = {i: max(post[0][i] for post in posts) for i in firsts}
     if not slowest:
         return
-    rounds = budget_s / max(1e-9, *(post[1] for post in posts))
+    rounds = chosen.budget_s / max(1e-9, *(post[1] for post in posts))
     rounds = round(min(MOST_ROUNDS, max(LEAST_ROUNDS, rounds)))
     best = min(slowest.values())
     going = [i for i, ms in slowest.items() if i == 0 or ms <= _HOPELESS * best]
@@ -362,19 +397,17 @@ class _Clock:
 
 
 class _GivenClock(_Clock):
-    """Asks the function of :func:`timed_by`."""
+    """Asks a function."""
 
-    def __init__(self, ctx: Iris, members: Group):
-        self._ctx = ctx
+    def __init__(self, ctx: Iris, timer: Timer):
+        self._ctx, self._timer = ctx, timer
 
     def warm(self, candidate: Candidate) -> None:
         candidate.call()
         self._ctx.synchronize()
 
     def sample(self, candidate: Candidate, times: list[float]) -> None:
-        timer = _timer.get()
-        assert timer is not None
-        times.append(float(timer(self._ctx, candidate)))
+        times.append(float(self._timer(self._ctx, candidate)))
 
 
 def _entry(ctx: Iris, query: Query, trials: list[Trial]) -> Entry:

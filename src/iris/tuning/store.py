@@ -93,6 +93,20 @@ class Tuned:
         """What is known of a case; None when it was not tuned. The same on all ranks of ``members``. Local."""
         return self._learnt.get((members.ranks, query)) or self._shared.get(query)
 
+    def settled(self, query: Query, members: Group) -> bool:
+        """Whether the group has tuned the case, or found it tuned, in this context: then it need not meet for that."""
+        return (members.ranks, query) in self._learnt
+
+    def settle(self, query: Query, members: Group, record: Record) -> None:
+        """Remember that the group has found the case tuned; every rank of ``members`` calls it alike."""
+        self._learnt[members.ranks, query] = record
+
+    def forget(self) -> None:
+        """Know nothing any more, in this context, so that cases are tuned anew; every rank calls it alike."""
+        self._shared.clear()
+        self._learnt.clear()
+        self._ctx.agreement.forget_calls()
+
     def learn(self, query: Query, members: Group, entry: Entry, default_key: str) -> Path | None:
         """Remember what was found for a case; every rank of ``members`` calls it alike. The first of them saves it.
 
@@ -106,7 +120,7 @@ class Tuned:
             The file that it was saved in; None on the other ranks, and when it could not be saved.
         """
         record = as_record(entry, default_key)
-        self._learnt[members.ranks, query] = record
+        self.settle(query, members, record)
         return write(query.operation, {query: record}) if members.index == 0 else None
 
 

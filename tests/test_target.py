@@ -9,6 +9,7 @@ import torch
 
 from iris import _target
 from iris.errors import ArgumentError, EnvironmentValueError
+from iris.runtime.links import LINKS
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,12 @@ def test_known_targets_are_sound(name):
     compiler = target.gpu_target()
     assert (compiler.backend, compiler.warp_size) == ({"amd": "hip", "nvidia": "cuda"}[target.vendor], target.warp_size)
     assert str(compiler.arch) == re.sub("^sm_", "", target.arch)
+
+
+def test_links_by_vendor():
+    links = {name: target.link for name, target in _target.KNOWN.items()}
+    assert (links["mi300x"], links["h200"], _target.INTERPRETER.link) == ("xgmi", "nvlink", "interpreted")
+    assert {*links.values(), "interpreted"} < set(LINKS)
 
 
 def test_nothing_is_compiled_for_the_interpreter():

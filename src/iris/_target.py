@@ -53,6 +53,12 @@ class Target:
         """Whether the target has a unit that copies tiles of a tensor to shared memory by a descriptor."""
         return self.vendor == "nvidia" and int(self.arch.removeprefix("sm_").rstrip("a")) >= 90
 
+    @property
+    def link(self) -> str:
+        """What joins devices of this kind in one machine, where they have the vendor's own links; one of
+        :data:`iris.runtime.links.LINKS`."""
+        return {"amd": "xgmi", "nvidia": "nvlink"}.get(self.vendor, "interpreted")
+
     def gpu_target(self):
         """The ``triton.backends.compiler.GPUTarget`` to compile for.
 

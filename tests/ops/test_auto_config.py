@@ -245,7 +245,7 @@ def test_more_ranks_than_any_table_has(monkeypatch):
 def test_defaults_that_were_never_measured_are_left_to_the_cost_model(monkeypatch):
     asked = {}
 
-    def predict(operation, machine, sizes, world, dtype, params, *, algorithm, gather_dim):
+    def predict(operation, machine, sizes, world, dtype, params, *, algorithm, units, gather_dim):
         asked.update(machine=machine, world=world, k_per_flag=params["k_per_flag"], algorithm=algorithm)
         return SimpleNamespace(speedup=0.5, fused=1e-3)
 
@@ -279,7 +279,10 @@ def test_rules_of_a_machine_with_the_same_architecture_are_named_as_such():
                                         "dtype": "16-bit", "link": "xgmi"}
     )  # fmt: skip
     assert {**got.config_params, **got.hbm_buffer_params} == own
-    assert select(*G2, arch="h100").source.startswith("Predicted"), "nothing has its architecture's rules"
+    assert select(*G2, arch="mi350x").source.startswith("Heuristic of mi355x, which has the same architecture gfx950")
+    for arch, transpose in (("h100", "NN"), ("mi350x", "NT")):
+        got = select(*G2, arch=arch, transpose=transpose)
+        assert got.source.startswith("Predicted"), "no machine with its architecture has rules for it"
 
 
 @pytest.mark.parametrize(
@@ -314,6 +317,13 @@ def test_the_device_is_told_by_its_name(device):
     device("NVIDIA H200", "sm_90", 132)
     assert detect_gpu_arch() == "h200"
     assert select(*G2, arch=None).machine == "h200"
+
+
+def test_a_part_of_a_device_is_taken_for_a_part(device):
+    device("NVIDIA H100 MIG 1g.10gb", "sm_90", 16)
+    part, whole = select(8192, 4096, 8192, arch=None), select(8192, 4096, 8192, arch="h100")
+    assert part.machine == whole.machine == "h100"
+    assert part.hbm_buffer_params["num_fetch_sms"] <= 4 < whole.hbm_buffer_params["num_fetch_sms"]
 
 
 def test_a_device_that_is_not_known_gets_nothing(device):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -220,16 +220,25 @@ def detect_gpu_arch() -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """The device that is asked about: how it came to that, and why nothing is known of it where that is so."""
+    """The device that is asked about.
+
+    ``how`` it came to that, why ``nothing`` is known of it where that is so, and its compute units where they are not
+    the product's.
+    """
 
     product: str
     arch: str
     how: str = ""
     nothing: str = ""
+    own_units: int | None = None
 
     @property
     def link(self) -> str:
-        return "xgmi" if _target.KNOWN[self.product].vendor == "amd" else "nvlink"
+        return _target.KNOWN[self.product].link
+
+    @property
+    def units(self) -> int:
+        return self.own_units or _target.KNOWN[self.product].compute_units
 
 
 _results: dict[tuple, AutoConfigResult] = {}
@@ -269,7 +278,7 @@ def _place(arch: str | None) -> _Place:
             f"Unknown device: nothing is known of {device.name} ({device.arch}); known: {', '.join(_target.KNOWN)}"
         )
         return _Place("", device.arch, nothing=nothing)
-    return _Place(device.product, device.arch)
+    return _Place(device.product, device.arch, own_units=device.compute_units)
 
 
 def _select(M, N, K, world_size, transpose, arch, gather_dim, rows, dtype) -> AutoConfigResult:
@@ -298,7 +307,7 @@ def _query(place: _Place, sizes: Mapping[str, int], world: int, transpose: str, 
         place.arch,
         place.link,
         world,
-        _target.KNOWN[place.product].compute_units,
+        place.units,
         dtype,
         tuple(sizes.items()),
         (("gather_dim", gather_dim), ("transpose", transpose)),
@@ -449,6 +458,7 @@ def _predicted(query: Query, params: Mapping[str, Any], start: str) -> tuple[boo
         query.dtype,
         given,
         algorithm=algorithm,
+        units=query.units,
         gather_dim=int(dict(query.options)["gather_dim"]),
     )
     wins = prediction.speedup > 1.0
@@ -467,7 +477,8 @@ def _own_choice(query: Query) -> dict[str, Any]:
         sizes["M"], sizes["N"], sizes["K"], dtype, dtype, dtype, query.world, int(options["gather_dim"]), None,
         options["transpose"],
     )  # fmt: skip
-    config = staged(_Device(_target.KNOWN[query.machine]), problem, "hbm_buffer")  # pyright: ignore[reportArgumentType]
+    device: Any = _Device(replace(_target.KNOWN[query.machine], compute_units=query.units))
+    config = staged(device, problem, "hbm_buffer")
     return {field.name: getattr(config, field.name) for field in fields(config)}
 
 

@@ -60,9 +60,12 @@ class CclNamespace:
         config: Config | None = None,
         *,
         dim: int = 0,
+        tune: bool = False,
     ) -> Work:
         """See :func:`iris.ccl.all_gather.all_gather`."""
-        return _all_gather.all_gather(output_tensor, input_tensor, self._ctx, group, async_op, config, dim=dim)
+        return _all_gather.all_gather(
+            output_tensor, input_tensor, self._ctx, group, async_op, config, dim=dim, tune=tune
+        )
 
     def all_to_all(
         self,
@@ -73,9 +76,12 @@ class CclNamespace:
         config: Config | None = None,
         *,
         dim: int = -1,
+        tune: bool = False,
     ) -> Work:
         """See :func:`iris.ccl.all_to_all.all_to_all`."""
-        return _all_to_all.all_to_all(output_tensor, input_tensor, self._ctx, group, async_op, config, dim=dim)
+        return _all_to_all.all_to_all(
+            output_tensor, input_tensor, self._ctx, group, async_op, config, dim=dim, tune=tune
+        )
 
     def all_reduce_preamble(
         self,
@@ -96,9 +102,13 @@ class CclNamespace:
         async_op: bool = False,
         config: Config | None = None,
         workspace: AllReduceWorkspace | None = None,
+        *,
+        tune: bool = False,
     ) -> AllReduceWorkspace:
         """See :func:`iris.ccl.all_reduce.all_reduce`."""
-        return _all_reduce.all_reduce(output_tensor, input_tensor, self._ctx, op, group, async_op, config, workspace)
+        return _all_reduce.all_reduce(
+            output_tensor, input_tensor, self._ctx, op, group, async_op, config, workspace, tune=tune
+        )
 
     def reduce_scatter(
         self,
@@ -108,9 +118,13 @@ class CclNamespace:
         group: Any = None,
         async_op: bool = False,
         config: Config | None = None,
+        *,
+        tune: bool = False,
     ) -> Work:
         """See :func:`iris.ccl.reduce_scatter.reduce_scatter`."""
-        return _reduce_scatter.reduce_scatter(output_tensor, input_tensor, self._ctx, op, group, async_op, config)
+        return _reduce_scatter.reduce_scatter(
+            output_tensor, input_tensor, self._ctx, op, group, async_op, config, tune=tune
+        )
 
     def broadcast(
         self,
@@ -119,9 +133,11 @@ class CclNamespace:
         group: Any = None,
         async_op: bool = False,
         config: Config | None = None,
+        *,
+        tune: bool = False,
     ) -> Work:
         """See :func:`iris.ccl.broadcast.broadcast`."""
-        return _broadcast.broadcast(tensor, self._ctx, src, group, async_op, config)
+        return _broadcast.broadcast(tensor, self._ctx, src, group, async_op, config, tune=tune)
 
     def broadcast_tensor(
         self,
@@ -131,9 +147,13 @@ class CclNamespace:
         group: Any = None,
         async_op: bool = False,
         config: Config | None = None,
+        *,
+        tune: bool = False,
     ) -> Work:
         """See :func:`iris.ccl.broadcast.broadcast_tensor`."""
-        return _broadcast.broadcast_tensor(output_tensor, input_tensor, self._ctx, src, group, async_op, config)
+        return _broadcast.broadcast_tensor(
+            output_tensor, input_tensor, self._ctx, src, group, async_op, config, tune=tune
+        )
 
     def reduce(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,18 +91,21 @@ def run(
     async_op: bool,
     work: Work,
     channels: Channels | None = None,
+    tune: bool = False,
 ) -> None:
     """Run a collective: in the current stream, or with ``async_op`` beside it.
 
     Args:
         ctx: the context.
-        given: the operation's name, the group as it was given, and everything else that a call depends on.
+        given: the operation's name, the group and the configuration as they were given, and everything else that a call
+            depends on.
         tensors: output and input.
         request: makes the :class:`Request`; only called when the ranks have not agreed on such a call.
         prepare: checks the request and makes a :class:`Call` of it, without launching anything; local.
         async_op: return at launch; ``work.wait()`` orders the current stream after it.
         work: the handle to fill in.
         channels: those to use, None for the context's own.
+        tune: find the best algorithm first, when that has not been done for such a call.
 
     Raises:
         IrisError: what ``prepare`` raises, before any launch.
@@ -110,11 +113,11 @@ def run(
         CaptureError: the first call of a combination of arguments, while a graph is captured.
     """
     known: Calls[Call] = ctx.service("ccl_calls")
-    key = (*given, *map(type, given), *_layouts(ctx, *tensors))
+    key = (*given, *map(type, given), tune, *_layouts(ctx, *tensors))
     try:
         call = known.recall(key)
     except TypeError:  # a value that cannot be hashed: a list of ranks, or no argument that a call can be made with
-        key = (*map(repr, given), *_layouts(ctx, *tensors))
+        key = (*map(repr, given), tune, *_layouts(ctx, *tensors))
         call = known.recall(key)
     if call is None:
         if ctx.capturing():
@@ -122,7 +125,14 @@ def run(
                 f"{given[0]}: the ranks compare the arguments of the first such call, which a graph cannot capture; "
                 "make the call once before the capture"
             )
-        call = agree(request(), prepare)
+        call = agree(request(), prepare, tune)
+        if tune:
+            untuned = _tune(ctx, given, tensors, request(), prepare, call, channels)
+            known.recall(key)  # what tuning has let it forget is gone
+            if untuned:
+                call.plan = replace(call.plan, reason=f"{call.plan.reason}; {untuned}")
+            else:
+                call = agree(request(), prepare, tune)
         known.remember(key, call)
     if not call.reported:
         known.report(call.plan)
@@ -143,8 +153,33 @@ def run(
     work._event, work._ctx = side.record_event(), ctx
 
 
-def agree(request: Request, prepare: Callable[[Request], Call]) -> Call:
+def _tune(
+    ctx: Iris,
+    given: tuple[Any, ...],
+    tensors: tuple[Any, ...],
+    request: Request,
+    prepare: Callable[[Request], Call],
+    call: Call,
+    channels: Channels | None,
+) -> str:
+    """Find the best algorithm for a call that the ranks have agreed on; the reason where nothing was tuned."""
+    from iris.ccl._candidates import tune
+
+    def run_with(config: Any) -> None:
+        facts = {**request.facts, "config": config}
+        one = replace(request, facts=facts)
+        run(
+            ctx, (*given[:2], config, *given[3:]), tensors, lambda: one, prepare,
+            async_op=False, work=Work(), channels=channels,
+        )  # fmt: skip
+
+    return tune(request, prepare, call, run_with)
+
+
+def agree(request: Request, prepare: Callable[[Request], Call], tune: bool = False) -> Call:
     """Prepare a call and compare it across the group. Collective over the group.
+
+    ``tune``: whether the caller wants it to be tuned, which must be the same on every rank, too.
 
     Raises:
         IrisError: what is wrong here.
@@ -162,7 +197,7 @@ def agree(request: Request, prepare: Callable[[Request], Call]) -> Call:
         tensor = request.tensors[name]
         known = isinstance(tensor, torch.Tensor)
         facts[name] = (tuple(tensor.shape), tensor.dtype) if known else type(tensor).__name__
-    facts |= _facts(request)
+    facts |= _facts(request) | {"tune": tune}
     if call is not None:
         if call.verify is None:
             facts["algorithm"] = call.plan.algorithm

@@ -44,6 +44,7 @@ def all_gather(
     config: Config | None = None,
     *,
     dim: int = 0,
+    tune: bool = False,
 ) -> Work:
     """Concatenate the inputs of all ranks along ``dim`` on every rank. Collective over ``group``.
 
@@ -56,6 +57,8 @@ def all_gather(
             tensors must live until then.
         config: how the kernel runs; ``all_gather_variant`` names the algorithm.
         dim: dimension along which the pieces lie.
+        tune: when nothing was tuned for the call on this machine, measure several algorithms, which overwrites the
+            output, and keep what was found for this and later programs; leaves ``config`` open.
 
     Returns:
         The handle; its ``plan`` says what ran and why.
@@ -70,6 +73,7 @@ def all_gather(
     _calls.run(
         ctx, (OPERATION, group, config, dim), (output_tensor, input_tensor),
         lambda: _request(ctx, output_tensor, input_tensor, group, config, dim), _prepare, async_op=async_op, work=work,
+        tune=tune,
     )  # fmt: skip
     return work
 

@@ -83,6 +83,8 @@ def all_reduce(
     async_op: bool = False,
     config: Config | None = None,
     workspace: AllReduceWorkspace | None = None,
+    *,
+    tune: bool = False,
 ) -> AllReduceWorkspace:
     """Combine the inputs of all ranks on every rank. Collective over ``group``.
 
@@ -100,6 +102,8 @@ def all_reduce(
         config: how the kernel runs; ``all_reduce_variant`` names the algorithm.
         workspace: from :func:`all_reduce_preamble` or an earlier call; None uses the context's own channels, which
             puts calls in order even when they are made on different streams.
+        tune: when nothing was tuned for the call on this machine, measure several algorithms, which overwrites the
+            output, and keep what was found for this and later programs; leaves ``config`` open.
 
     Returns:
         The workspace, which is the handle too; its ``plan`` says what ran and why.
@@ -116,7 +120,7 @@ def all_reduce(
     _calls.run(
         ctx, (OPERATION, group, config, op, where), (output_tensor, input_tensor),
         lambda: _request(ctx, output_tensor, input_tensor, op, group, config, where), _prepare,
-        async_op=async_op, work=work, channels=work.channels,
+        async_op=async_op, work=work, channels=work.channels, tune=tune,
     )  # fmt: skip
     if work.plan is not before:
         work.variant = work.plan.algorithm if work.plan else ""

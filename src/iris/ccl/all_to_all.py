@@ -42,6 +42,7 @@ def all_to_all(
     config: Config | None = None,
     *,
     dim: int = -1,
+    tune: bool = False,
 ) -> Work:
     """Exchange pieces with all ranks. Collective over ``group``.
 
@@ -52,6 +53,8 @@ def all_to_all(
         ctx, group, async_op, config: see :func:`iris.ccl.all_gather.all_gather`; ``all_to_all_variant`` names the
             algorithm.
         dim: dimension that is cut; the last by default.
+        tune: when nothing was tuned for the call on this machine, measure several algorithms, which overwrites the
+            output, and keep what was found for this and later programs; leaves ``config`` open.
 
     Returns:
         The handle; its ``plan`` says what ran and why.
@@ -66,6 +69,7 @@ def all_to_all(
     _calls.run(
         ctx, (OPERATION, group, config, dim), (output_tensor, input_tensor),
         lambda: _request(ctx, output_tensor, input_tensor, group, config, dim), _prepare, async_op=async_op, work=work,
+        tune=tune,
     )  # fmt: skip
     return work
 

@@ -49,6 +49,8 @@ def broadcast(
     group: Any = None,
     async_op: bool = False,
     config: Config | None = None,
+    *,
+    tune: bool = False,
 ) -> Work:
     """Copy one rank's tensor into every rank's. Collective over ``group``.
 
@@ -57,6 +59,8 @@ def broadcast(
         src: the rank of the world whose values all get.
         ctx, group, async_op, config: see :func:`iris.ccl.all_gather.all_gather`; ``broadcast_variant`` names the
             algorithm.
+        tune: when nothing was tuned for the call on this machine, measure several algorithms, which overwrites the
+            output, and keep what was found for this and later programs; leaves ``config`` open.
 
     Returns:
         The handle; its ``plan`` says what ran and why.
@@ -67,7 +71,7 @@ def broadcast(
         NotAMemberError: the caller is not in ``group``.
         CaptureError: the first such call, while a graph is captured.
     """
-    return broadcast_tensor(tensor, tensor, ctx, src, group, async_op, config)
+    return broadcast_tensor(tensor, tensor, ctx, src, group, async_op, config, tune=tune)
 
 
 def broadcast_tensor(
@@ -78,6 +82,8 @@ def broadcast_tensor(
     group: Any = None,
     async_op: bool = False,
     config: Config | None = None,
+    *,
+    tune: bool = False,
 ) -> Work:
     """Copy one rank's input into every rank's output. Collective over ``group``.
 
@@ -92,6 +98,7 @@ def broadcast_tensor(
     _calls.run(
         ctx, (OPERATION, group, config, src), (output_tensor, inp),
         lambda: _request(ctx, output_tensor, inp, src, group, config), _prepare, async_op=async_op, work=work,
+        tune=tune,
     )  # fmt: skip
     return work
 

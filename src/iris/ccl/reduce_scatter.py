@@ -50,6 +50,8 @@ def reduce_scatter(
     group: Any = None,
     async_op: bool = False,
     config: Config | None = None,
+    *,
+    tune: bool = False,
 ) -> Work:
     """Combine the inputs of all ranks, a part on each. Collective over ``group``.
 
@@ -62,6 +64,8 @@ def reduce_scatter(
         ctx, group, async_op: see :func:`iris.ccl.all_gather.all_gather`.
         config: how the kernel runs; ``reduce_scatter_variant`` names the algorithm. Where tiles have owners, its
             ``block_size_m``, ``block_size_n``, ``swizzle_size`` and ``reduce_scatter_distribution`` say which.
+        tune: when nothing was tuned for the call on this machine, measure several algorithms, which overwrites the
+            output, and keep what was found for this and later programs; leaves ``config`` open.
 
     Returns:
         The handle; its ``plan`` says what ran and why.
@@ -76,6 +80,7 @@ def reduce_scatter(
     _calls.run(
         ctx, (OPERATION, group, config, op), (output_tensor, input_tensor),
         lambda: _request(ctx, output_tensor, input_tensor, op, group, config), _prepare, async_op=async_op, work=work,
+        tune=tune,
     )  # fmt: skip
     return work
 

@@ -35,20 +35,16 @@ _KERNELS = {
     "matmul_reduce_scatter": ("fused",),
 }
 _WRITE_PEERS = {("matmul_all_gather", "fused"), ("matmul_all_reduce", "two_shot")}
-# Rows, columns, depth, stages and warps of tiles, by vendor.
-_TILES = {
-    "nvidia": (
-        (128, 256, 64, 4, 8), (128, 256, 64, 3, 8), (256, 128, 64, 3, 8), (128, 128, 64, 4, 8), (128, 128, 128, 3, 8),
-        (64, 256, 64, 4, 4), (64, 128, 128, 4, 8), (64, 64, 128, 6, 4), (32, 128, 128, 4, 4), (16, 128, 256, 4, 4),
-    ),
-    "amd": (
-        (256, 256, 64, 2, 8), (256, 256, 32, 2, 8), (128, 256, 64, 2, 8), (256, 128, 64, 2, 8), (128, 128, 64, 2, 8),
-        (128, 128, 32, 2, 4), (64, 128, 64, 2, 4), (64, 64, 64, 2, 4), (32, 128, 128, 2, 4), (16, 128, 128, 2, 4),
-    ),
-}  # fmt: skip
+# Rows, columns, depth for two-byte elements, and warps of tiles. What does not fit a target is left out.
+_TILES = (
+    (256, 256, 64, 8), (256, 256, 32, 8), (128, 256, 64, 8), (256, 128, 64, 8), (128, 128, 64, 8), (128, 128, 128, 8),
+    (128, 128, 32, 4), (64, 256, 64, 4), (64, 128, 64, 4), (64, 128, 128, 8), (64, 64, 128, 4), (32, 128, 128, 4),
+    (16, 128, 128, 4), (16, 128, 256, 4),
+)  # fmt: skip
 _GROUPS = (4, 8, 16)
 _FETCHERS = (8, 20, 32, 52)
-_OF_A_TILE = 2  # candidates that differ in other things than the tile
+_OF_A_TILE = 3  # candidates that differ in other things than the tile
+_SUMS_A_THREAD = 128  # that registers hold beside what else is needed
 
 
 def tuner(
@@ -140,13 +136,18 @@ def candidates(
     for way in [*_from_tables(ctx, query), *_by_rule(ctx, query)]:
         if way[0] in kernels and len(found) < most:
             add(way)
+    ranked = _ranked(ctx, query, _space(ctx, plan.operation, problem, kernels))
+    # The best of each of several tiles, for where the model errs in tiles, and then the best of what is left.
     of_tile: dict[tuple, int] = {}
-    for way in _ranked(ctx, query, _space(ctx, plan.operation, problem, kernels)):
-        if len(found) >= most:
-            break
-        tile = (way[0], way[1].block_size_m, way[1].block_size_n, way[1].block_size_k)
-        if of_tile.get(tile, 0) < _OF_A_TILE and add(way):
-            of_tile[tile] = of_tile.get(tile, 0) + 1
+    # Kernels that stage differ in how they fetch, too.
+    different = len(found) + (most - len(found)) // 2 if "hbm_buffer" in kernels else most
+    for limit, until in ((1, different), (_OF_A_TILE, most)):
+        for algorithm, config in ranked:
+            if len(found) >= until:
+                break
+            tile = (algorithm, config.block_size_m, config.block_size_n, config.block_size_k)
+            if of_tile.get(tile, 0) < limit and add((algorithm, config)):
+                of_tile[tile] = of_tile.get(tile, 0) + 1
     return found
 
 
@@ -217,13 +218,19 @@ def _space(ctx: Iris, operation: str, problem: Problem, kernels: Sequence[str]) 
     rows = -(-problem.M // world) if divided else problem.M
     own = fitted(target, problem if problem.gather_dim is not None else replace(problem, M=rows))
     tiles = [own]
-    for m, n, k, stages, warps in _TILES.get(target.vendor, ()):
+    # Where a loop has few stages more of them do not fit, or do not pay.
+    depths = (own.num_stages,) if own.num_stages < 3 else (own.num_stages, 3, 6)
+    for m, n, k, warps in _TILES if target.compiled else ():
         # Tiles of which more than half would be empty are for smaller problems.
-        if (m < 2 * rows or m == 16) and (n < 2 * problem.N or n == 64):
+        if (
+            m * n <= _SUMS_A_THREAD * warps * target.warp_size
+            and (m < 2 * rows or m == 16)
+            and (n < 2 * problem.N or n == 64)
+        ):
             deep = max(16, k * 2 // max(2, problem.a_dtype.itemsize))
-            tiles.append(
-                replace(own, block_size_m=m, block_size_n=n, block_size_k=deep, num_stages=stages, num_warps=warps)
-            )
+            tile = replace(own, block_size_m=m, block_size_n=n, block_size_k=deep, num_warps=warps)
+            tiles += [replace(tile, num_stages=stages) for stages in dict.fromkeys(depths)]
+    tiles = [tile for tile in tiles if _runs(target, problem, tile)]
     for kernel in kernels:
         for tile in tiles:
             for grouped in (tile, *(replace(tile, group_size_m=group) for group in _GROUPS)):

@@ -226,9 +226,10 @@ def _fetch_after_meeting(ctx: Any, work: Operands) -> None:
     fetch(ctx, work)
 
 
-def ours(ctx: Any, work: Operands, algorithm: str) -> Way:
-    """The library's operation."""
-    options = {"algorithm": None if algorithm == AUTO else algorithm, "gather_dim": work.shape.gather_dim}
+def ours(ctx: Any, work: Operands, algorithm: str, config: Any = None) -> Way:
+    """The library's operation, with a configuration of its kernel if one is given."""
+    named = None if algorithm == AUTO else algorithm
+    options = {"algorithm": named, "config": config, "gather_dim": work.shape.gather_dim}
     plan = explained(ctx, OPERATION, work.out, work.a, work.b, **options)
     way = product(work, lambda: ctx.ops.all_gather_matmul(work.out, work.a, work.b, **options))
     way.takes = plan.algorithm if algorithm == AUTO else ""
@@ -250,12 +251,12 @@ def torch_fused(ctx: Any, work: Operands) -> Way:
     return Way(call, returned.clear, [sampled(work, lambda: work.sample(returned[0]))])
 
 
-def way(ctx: Any, work: Operands, algorithm: str) -> Way:
-    """The way of that name.
+def way(ctx: Any, work: Operands, algorithm: str, config: Any = None) -> Way:
+    """The way of that name, with a configuration of its kernel if one is given.
 
     Raises:
         Refused: says why it does not exist here.
     """
     known = {MATMUL: lambda: matmul(work), OWN_MATMUL: lambda: own_matmul(ctx, work), GATHER: lambda: gather(ctx, work)}
     known |= {TORCH: lambda: sequence(ctx, work), TORCH_FUSED: lambda: torch_fused(ctx, work)}
-    return known[algorithm]() if algorithm in known else ours(ctx, work, algorithm)
+    return known[algorithm]() if algorithm in known else ours(ctx, work, algorithm, config)

@@ -102,8 +102,8 @@ class Alone:
         self._a = own_shard(ctx, shape) if self.work is None else self.work.a
         self.units = whole_card(ctx)
 
-    def way(self, ctx: Any, algorithm: str) -> Way:
-        """The way of that name. Collective.
+    def way(self, ctx: Any, algorithm: str, config: Any = None) -> Way:
+        """The way of that name, with a configuration of its kernel if one is given. Collective.
 
         Raises:
             Refused: says why it does not exist here, on every rank.
@@ -111,17 +111,17 @@ class Alone:
         found, reason = None, ""
         if self.work is not None:
             try:
-                found = self._plain(ctx, self.work, algorithm)
+                found = self._plain(ctx, self.work, algorithm, config)
             except Refused as refused:
                 reason = str(refused)
         reason, results = ctx.broadcast((reason, len(found.results) if found is not None else 0))
         if reason:
             raise Refused(reason)
         if results == 0:
-            return self._ours(ctx, algorithm)
+            return self._ours(ctx, algorithm, config)
         return found if found is not None else idle(results)
 
-    def _plain(self, ctx: Any, work: Operands, algorithm: str) -> Way | None:
+    def _plain(self, ctx: Any, work: Operands, algorithm: str, config: Any) -> Way | None:
         """A way without the library's kernels between ranks; None when it has them."""
         carry, takes = link_of_rank(), ""
         if algorithm == MATMUL:
@@ -133,24 +133,25 @@ class Alone:
         if algorithm == TORCH_FUSED:
             raise Refused("PyTorch's operation needs all ranks")
         if algorithm != TORCH:
-            plan = explained(ctx, OPERATION, work.out, work.a, work.b, **self._options(algorithm))
+            plan = explained(ctx, OPERATION, work.out, work.a, work.b, **self._options(algorithm, config))
             takes = plan.algorithm if algorithm == AUTO else ""
         if TORCH in (algorithm, takes):
             return copied_product(ctx, work, lambda: fetch(ctx, work, carry), takes=takes)
         return None
 
-    def _ours(self, ctx: Any, algorithm: str) -> Way:
+    def _ours(self, ctx: Any, algorithm: str, config: Any) -> Way:
         shape, work = self._shape, self.work
         if work is None:
             b = torch.empty((shape.K, _COLUMNS), dtype=shape.dtype, device=ctx.get_device())
             workspace = all_gather_matmul_preamble(ctx, self._a, b, algorithm="pull", gather_dim=shape.gather_dim)
             return idle(_RESULTS, StandIn(ctx, workspace).announce)
-        options = self._options(algorithm)
+        options = self._options(algorithm, config)
         workspace = all_gather_matmul_preamble(ctx, work.a, work.b, output_dtype=shape.dtype, **options)
         way = product(work, lambda: ctx.ops.all_gather_matmul(work.out, work.a, work.b, workspace=workspace, **options))
         if algorithm == AUTO:
             way.takes = workspace.variant
         return way
 
-    def _options(self, algorithm: str) -> dict[str, Any]:
-        return {"algorithm": None if algorithm == AUTO else algorithm, "gather_dim": self._shape.gather_dim}
+    def _options(self, algorithm: str, config: Any) -> dict[str, Any]:
+        named = None if algorithm == AUTO else algorithm
+        return {"algorithm": named, "config": config, "gather_dim": self._shape.gather_dim}

@@ -326,9 +326,9 @@ def own_matmul(ctx: Any, work: Operands) -> Way:
     )
 
 
-def ours(ctx: Any, work: Operands, algorithm: str) -> Way:
-    """The library's operation."""
-    options = {"algorithm": None if algorithm == AUTO else algorithm}
+def ours(ctx: Any, work: Operands, algorithm: str, config: Any = None) -> Way:
+    """The library's operation, with a configuration of its kernel if one is given."""
+    options = {"algorithm": None if algorithm == AUTO else algorithm, "config": config}
     operation = work.shape.operation
     plan = explained(ctx, operation, work.out, work.a, work.b, **options)
     run = getattr(ctx.ops, operation)
@@ -340,8 +340,8 @@ def ours(ctx: Any, work: Operands, algorithm: str) -> Way:
     )
 
 
-def way(ctx: Any, work: Operands, algorithm: str) -> Way:
-    """The way of that name. Collective.
+def way(ctx: Any, work: Operands, algorithm: str, config: Any = None) -> Way:
+    """The way of that name, with a configuration of its kernel if one is given. Collective.
 
     Raises:
         Refused: says why it does not exist here.
@@ -351,4 +351,4 @@ def way(ctx: Any, work: Operands, algorithm: str) -> Way:
     for name in dict.fromkeys(name for names in UNFUSED.values() for name in names):
         known[name] = lambda name=name: unfused(work, reduction(ctx, work, name))
         known[reduction_of(name)] = lambda name=name: reduction_alone(work, reduction(ctx, work, name))
-    return known[algorithm]() if algorithm in known else ours(ctx, work, algorithm)
+    return known[algorithm]() if algorithm in known else ours(ctx, work, algorithm, config)

@@ -46,8 +46,8 @@ class Alone:
         self.work = Operands(ctx, shape)
         self.units = whole_card(ctx)
 
-    def way(self, ctx: Any, algorithm: str) -> Way:
-        """The way of that name. Collective.
+    def way(self, ctx: Any, algorithm: str, config: Any = None) -> Way:
+        """The way of that name, with a configuration of its kernel if one is given. Collective.
 
         Raises:
             Refused: says why it does not exist here, on every rank.
@@ -66,7 +66,7 @@ class Alone:
             plan = None
             if algorithm != TORCH:
                 named = None if algorithm == AUTO else algorithm
-                plan = explained(ctx, work.shape.operation, work.out, work.a, work.b, algorithm=named)
+                plan = explained(ctx, work.shape.operation, work.out, work.a, work.b, algorithm=named, config=config)
                 takes = plan.algorithm if algorithm == AUTO else ""
             if plan is None or plan.algorithm == TORCH:
                 found = unfused(work, copied(ctx, work))

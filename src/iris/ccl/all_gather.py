@@ -129,7 +129,9 @@ def _prepare(request: Request) -> Call:
         config.all_gather_variant if config else None,
         {"persistent": None, "partitioned": None, "torch": UnsupportedError(obstacle) if obstacle else None},
         ("persistent",),
+        inp.dtype, config,
     )  # fmt: skip
+    config = choice.config
     if choice.algorithm == "torch":
         return Call(plan(OPERATION, choice, None, problem), _torch(request.group) if inp.numel() else None)
     how = programs(ctx, config, source.count, inp.element_size(), ctx.channels.layout.lanes, 1 << 16)

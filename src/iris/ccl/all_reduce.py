@@ -204,7 +204,9 @@ def _prepare(request: Request) -> Call:
         config.all_reduce_variant if config else None,
         _obstacles(request, out, inp, op, in_place),
         ("two_shot", "one_shot", "ring", "push") if inp.numel() > _SHARD else ("push",),
+        inp.dtype, config,
     )  # fmt: skip
+    config = choice.config
     if choice.algorithm == "torch":
         return Call(plan(OPERATION, choice, None, problem), _torch(request.group, op) if inp.numel() else None)
     how, issue = _kernel(request, choice.algorithm, config, source, to, op, inp.dtype)

@@ -120,7 +120,9 @@ def _prepare(request: Request) -> Call:
         config.all_to_all_variant if config else None,
         {"default": None, "torch": UnsupportedError(obstacle) if obstacle else None},
         ("default",),
+        inp.dtype, config,
     )  # fmt: skip
+    config = choice.config
     if choice.algorithm == "torch":
         return Call(plan(OPERATION, choice, None, problem), _torch(request.group) if inp.numel() else None)
     how = programs(ctx, config, source.count * members.size, inp.element_size(), ctx.channels.layout.lanes, 1 << 16)

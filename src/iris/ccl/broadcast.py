@@ -152,7 +152,9 @@ def _prepare(request: Request) -> Call:
         config.broadcast_variant if config else None,
         {"direct": None, "scatter_allgather": None, "torch": UnsupportedError(obstacle) if obstacle else None},
         ("direct",),
+        out.dtype, config,
     )  # fmt: skip
+    config = choice.config
     if choice.algorithm == "torch":
         issue = _torch(request.group, request.facts["src"]) if out.numel() else None
         return Call(plan(OPERATION, choice, None, problem), issue)

@@ -14,6 +14,8 @@ from iris.runtime.checks import FP8
 from iris.runtime.groups import Group
 from iris.runtime.links import link_of
 from iris.tuning import Plan
+from iris.tuning.query import Query
+from iris.tuning.selection import select
 from iris.tuning.steps import lookup
 
 if TYPE_CHECKING:
@@ -52,11 +54,16 @@ class Programs:
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm and why: the part of a plan that does not depend on the kernel."""
+    """An algorithm and why: the part of a plan that does not depend on the kernel.
+
+    ``config``: how its kernel runs, the caller's or what was found with the algorithm; None leaves it to the operation.
+    """
 
     algorithm: str
     source: str
     reason: str
+    config: Config | None = None
+    speedup: float | None = None
 
 
 def choose(
@@ -68,6 +75,8 @@ def choose(
     named: str | None,
     obstacles: dict[str, IrisError | None],
     preference: tuple[str, ...],
+    dtype: torch.dtype | None = None,
+    config: Config | None = None,
 ) -> Choice:
     """The algorithm of a collective.
 
@@ -80,6 +89,7 @@ def choose(
         named: the algorithm that the caller named, None when open.
         obstacles: for each algorithm the error that naming it raises, None when it can be taken.
         preference: what to take instead when the table's algorithm has an obstacle, the best first.
+        dtype: of the elements. config: the caller's configuration, None when open.
 
     Raises:
         IrisError: the obstacle of the named algorithm, or when all have one that of the most preferred.
@@ -88,24 +98,43 @@ def choose(
         obstacle = obstacles[named]
         if obstacle is not None:
             raise obstacle
-        return Choice(named, "user", "the caller named it")
-    link = link_of(ctx)
-    entry = lookup("collectives", link, members.size, nbytes, operation=operation)
-    upper = "and more" if entry.bytes_to is None else f"to {entry.bytes_to}"
-    where = f"the table has it for {entry.bytes_from} {upper} bytes, {members.size} ranks, {link} ({entry.source})"
-    obstacle = obstacles[entry.algorithm]
-    if obstacle is None and entry.algorithm == "torch" and not nccl(group):
-        obstacle = UnsupportedError("the process group has no NCCL, so PyTorch would copy through the host")
+        return Choice(named, "user", "the caller named it", config)
+
+    def obstacle_of(algorithm: str) -> IrisError | None:
+        if obstacles[algorithm] is None and algorithm == "torch" and not nccl(group):
+            return UnsupportedError("the process group has no NCCL, so PyTorch would copy through the host")
+        return obstacles[algorithm]
+
+    if config is None:
+        query = query_of(ctx, operation, members, nbytes, dtype)
+        found = select(query, ctx.service("tuned").find(query, members))
+        # What was tuned was timed through the same group, with or without NCCL.
+        if found is not None and (obstacles.get if found.kind == "cache" else obstacle_of)(found.algorithm) is None:
+            given = None if found.algorithm == "torch" else Config(**found.params)
+            return Choice(found.algorithm, found.source, found.reason, given, found.speedup)
+    entry = lookup("collectives", link_of(ctx), members.size, nbytes, ctx.target.product, operation=operation)
+    assert entry is not None, "data/collectives.json has a row for every link"
+    obstacle = obstacle_of(entry.algorithm)
     if obstacle is None:
         source = "fallback" if entry.algorithm == "torch" else "exact" if entry.measured else "heuristic"
-        return Choice(entry.algorithm, source, where)
+        return Choice(entry.algorithm, source, f"it has {nbytes} bytes; {entry.reason}", config)
     for algorithm in preference:
         if obstacles[algorithm] is None:
             reason = f"the table has {entry.algorithm}, which cannot be taken: {obstacle}"
-            return Choice(algorithm, "heuristic", reason)
+            return Choice(algorithm, "heuristic", reason, config)
     first = obstacles[preference[0]]
     assert first is not None
     raise first
+
+
+def query_of(ctx: Iris, operation: str, members: Group, nbytes: int, dtype: torch.dtype | None) -> Query:
+    """What tables, rules and what was tuned on this machine are asked."""
+    target = ctx.target
+    named = "any" if dtype is None else str(dtype).removeprefix("torch.")
+    return Query(
+        operation, target.product, target.arch, link_of(ctx), members.size, ctx.get_cu_count(), named,
+        (("bytes", nbytes),),
+    )  # fmt: skip
 
 
 def torch_obstacle(
@@ -188,4 +217,4 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def plan(operation: str, choice: Choice, programs: Programs | None, problem: str) -> Plan:
     """The plan of a choice."""
-    return Plan(operation, choice.algorithm, programs, choice.source, choice.reason, problem)
+    return Plan(operation, choice.algorithm, programs, choice.source, choice.reason, problem, choice.speedup)

@@ -164,7 +164,9 @@ def _prepare(request: Request) -> Call:
         config.reduce_scatter_variant if config else None,
         {"two_shot": None, "torch": UnsupportedError(obstacle) if obstacle else None},
         ("two_shot",),
+        inp.dtype, config,
     )  # fmt: skip
+    config = choice.config
     if choice.algorithm == "torch":
         return Call(plan(OPERATION, choice, None, problem), _torch(request.group, op) if inp.numel() else None)
     size = inp.element_size()

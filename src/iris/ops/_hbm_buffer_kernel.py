@@ -106,7 +106,19 @@ def _finish(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["M", "index", "fetchers", "first_fetchers", "whole", "splits", "stage_rows", "k_per_flag", "flag_rows"])
+@triton.jit(
+    do_not_specialize=[
+        "M",
+        "index",
+        "fetchers",
+        "first_fetchers",
+        "whole",
+        "splits",
+        "stage_rows",
+        "k_per_flag",
+        "flag_rows",
+    ]
+)
 def hbm_buffer_kernel(
     a_desc,
     staged_desc,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ EXCHANGE = 0.06
 _EXCHANGE_LEAST, _EXCHANGE_BYTE = 1.5e-6, 4.5e-6 / (128 << 10)
 # 1-byte operations a second that a program multiplies, measured on an H200, and bytes a second that it reads.
 _PROGRAM_FLOPS, _PROGRAM_BYTES = 12e12, 60e9
+_SAME = 1e-9  # makespans that differ by less are equal
 
 
 def tile_time(config: FusedConfig, depth: int, itemsize: int) -> float:
@@ -55,31 +55,77 @@ def divided(
         return tiles, 1
     best, chosen = math.inf, (tiles, 1)
     behind = tiles % programs
+    # What the fetchers take is an estimate, so the choice has to do for more and for less.
+    starts = [busy * factor for factor in (0.7, 1.0, 1.4)] if fetchers else [busy]
+    ways = []
     for further in {0, fetchers, 2 * fetchers, programs // 3, programs // 2} if fetchers else {0}:
         whole = max(0, tiles - behind - further)
         for splits in range(1, most + 1):
-            # What the fetchers take is an estimate, so the choice has to do for more and for less.
-            took = sum(
-                _makespan(programs, fetchers, busy * factor, whole, tiles - whole, splits, exchange)
-                for factor in ((0.7, 1.0, 1.4) if fetchers else (1.0,))
-            )
-            if took < best:
-                best, chosen = took, (whole, splits) if splits > 1 else (tiles, 1)
+            work = whole + (tiles - whole) * (1 + 2 * exchange * (splits - 1))
+            ways.append(([_least(programs, fetchers, start, work) for start in starts], whole, splits))
+    # What cannot become the best is not gone through.
+    for least, whole, splits in sorted(ways, key=lambda way: sum(way[0])):
+        for number, start in enumerate(starts):
+            if sum(least) > best - _SAME:
+                break
+            least[number] = _makespan(programs, fetchers, start, whole, tiles - whole, splits, exchange)
+        if sum(least) < best - _SAME:
+            best, chosen = sum(least), (whole, splits) if splits > 1 else (tiles, 1)
     return chosen
+
+
+def _least(programs: int, fetchers: int, busy: float, work: float) -> float:
+    """What no order ends before: when all programs are at work from their start to the end."""
+    early = programs - fetchers
+    return work / early if early and work <= early * busy else (work + fetchers * busy) / programs
 
 
 def _makespan(
     programs: int, fetchers: int, busy: float, whole: int, divided: int, splits: int, exchange: float
 ) -> float:
     """When the last program ends, in times that a tile takes."""
-    # Whole rounds of whole tiles change nothing but the start, so only the last few are gone through.
-    rounds = max(0, whole // programs - 1 - math.ceil(busy))
-    free = [0.0] * (programs - fetchers) + [busy] * fetchers
-    left = whole - rounds * programs
-    pieces = [1 / splits + exchange] * (splits - 1) + [1 / splits + exchange * (splits - 1)]
-    end = 0.0
-    for length in itertools.chain(itertools.repeat(1.0, left), *itertools.repeat(pieces, divided)):
-        # The heap holds when each program becomes free.
-        end = max(end, free[0] + length)
-        heapq.heapreplace(free, free[0] + length)
-    return rounds + end
+    if splits == 1:
+        whole, divided = whole + divided, 0
+    end, free = _after_whole(programs, fetchers, busy, whole)
+    if not divided:
+        return end
+    piece, last = 1 / splits + exchange, 1 / splits + exchange * (splits - 1)
+    done, pieces = 0, divided * splits
+    times = list(free)
+    heapq.heapify(times)
+    while done < pieces:
+        # All that become free at one time take the next pieces, of which every splits-th adds up the others.
+        start = heapq.heappop(times)
+        taking = min(free.pop(start), pieces - done)
+        adding = (done + taking) // splits - done // splits
+        done += taking
+        for length, count in ((piece, taking - adding), (last, adding)):
+            if count:
+                time = start + length
+                if time not in free:
+                    heapq.heappush(times, time)
+                free[time] = free.get(time, 0) + count
+                end = max(end, time)
+    return end
+
+
+def _after_whole(programs: int, fetchers: int, busy: float, whole: int) -> tuple[float, dict[float, int]]:
+    """When the last whole tile ends, and how many programs become free at which time."""
+    early, rounds = programs - fetchers, math.ceil(busy)
+    if whole <= rounds * early:
+        # The fetchers come when all is done, or they get nothing.
+        full, left = divmod(whole, early) if early else (0, 0)
+        ends = [(full + 1.0, left), (float(full), early - left), (busy, fetchers)]
+        end = full + 1.0 if left else full
+    else:
+        # From then on the fetchers, who wait the longest, and the others take turns.
+        full, left = divmod(whole - rounds * early, programs)
+        first, second = min(left, fetchers), max(0, left - fetchers)
+        ends = [(busy + full + 1, first), (busy + full, fetchers - first)]
+        ends += [(rounds + full + 1.0, second), (float(rounds + full), early - second)]
+        end = rounds + full + 1.0 if second else busy + full + 1 if first else rounds + full if early else busy + full
+    free: dict[float, int] = {}
+    for time, count in ends:
+        if count:
+            free[time] = free.get(time, 0) + count
+    return float(end), free

@@ -70,6 +70,15 @@ def test_links_by_vendor():
     assert {*links.values(), "interpreted"} < set(LINKS)
 
 
+def test_a_family_is_the_letters_of_the_architecture():
+    assert {target.arch: target.family for target in _target.KNOWN.values()} == {
+        "gfx942": "gfx", "gfx950": "gfx", "sm_90": "sm", "sm_100": "sm",
+    }  # fmt: skip
+    assert replace(_target.KNOWN["h200"], arch="sm_90a").family == "sm"
+    assert replace(_target.KNOWN["mi300x"], arch="gfx90a").family == "gfx"
+    assert _target.INTERPRETER.family == "interpreter"
+
+
 def test_nothing_is_compiled_for_the_interpreter():
     assert not _target.INTERPRETER.compiled
     with pytest.raises(ArgumentError, match="is interpreted; compiled targets: gfx942"):

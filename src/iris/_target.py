@@ -54,6 +54,11 @@ class Target:
         return self.vendor == "nvidia" and int(self.arch.removeprefix("sm_").rstrip("a")) >= 90
 
     @property
+    def family(self) -> str:
+        """The letters that its architecture begins with, ``"gfx"`` or ``"sm"``: devices of a family are made alike."""
+        return self.arch.rstrip("0123456789abcdef").rstrip("_")
+
+    @property
     def link(self) -> str:
         """What joins devices of this kind in one machine, where they have the vendor's own links; one of
         :data:`iris.runtime.links.LINKS`."""

@@ -428,9 +428,9 @@ def test_candidates_are_ranked_by_their_time():
 
 def test_every_figure_has_a_source_and_a_value_for_every_machine():
     assert set(FIGURES) == set(Calibration._fields)
-    places = {"", *(target.vendor for target in KNOWN.values()), *KNOWN}
+    places = {"", *(target.family for target in KNOWN.values()), *KNOWN}
     for name, (meaning, values) in FIGURES.items():
-        assert "" in values or {"nvidia", "amd"} <= set(values), name
+        assert "" in values or {"sm", "gfx"} <= set(values), name
         assert set(values) <= places, name
         assert len(meaning.split()) >= 4, name
         for value, source in values.values():
@@ -438,7 +438,7 @@ def test_every_figure_has_a_source_and_a_value_for_every_machine():
             assert len(source.split()) >= 3, f"{name}: {source!r} is no sentence"
     for name, target in KNOWN.items():
         for share in ("kernel_efficiency", "vendor_efficiency", "vendor_link", "collective_link"):
-            assert 0.2 < getattr(calibration(name, target.vendor), share) <= 1
+            assert 0.2 < getattr(calibration(name, target.family), share) <= 1
 
 
 def figures_table() -> str:
@@ -446,7 +446,7 @@ def figures_table() -> str:
     lines = ["| figure | means | of | value | source |", "|---|---|---|---|---|"]
     for name, (meaning, values) in FIGURES.items():
         for place, (value, source) in values.items():
-            shown = {"": "all others" if len(values) > 1 else "all", "amd": "other AMD"}.get(place, place)
+            shown = {"": "all others" if len(values) > 1 else "all", "gfx": "other AMD"}.get(place, place)
             lines.append(f"| {name} | {meaning} | {shown} | {value:.4g} | {source} |")
     return "\n".join(lines)
 

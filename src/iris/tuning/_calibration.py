@@ -1,6 +1,7 @@
 """What the cost model takes from measurements, beside the figures of machines: values and where each comes from.
 
-A value is for a machine, for all of a vendor, or for everything else (``""``). ``docs/cost-model.md`` shows the table.
+A value is for a machine, for all of a family (:attr:`iris._target.Target.family`), or for everything else (``""``).
+``docs/cost-model.md`` shows the table.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
         "share of the peak of the matrix units that the library's GEMM loop reaches while tiles fill them",
         {
             "": (0.8, "fitted: 128x256 tiles of one rank on an H200, M from 1024 on (own_matmul_ms), " + _H200),
-            "amd": (0.33, "assumed: between the values of the MI300X and the MI355X"),
+            "gfx": (0.33, "assumed: between the values of the MI300X and the MI355X"),
             "mi300x": (0.29, "fitted: 380 of 1307 TFLOP/s, " + _MI300X),
             "mi325x": (0.29, "assumed: as on the MI300X, which has the same compute units"),
             "mi350x": (0.45, "assumed: as on the MI355X, which has the same compute units"),
@@ -29,7 +30,7 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
         "the same for the vendor's library",
         {
             "": (0.8, "fitted: cuBLAS on an H200, M from 1024 on (matmul_ms), " + _H200),
-            "amd": (0.5, "assumed: public GEMM figures lie between 0.4 and 0.6 of the peak"),
+            "gfx": (0.5, "assumed: public GEMM figures lie between 0.4 and 0.6 of the peak"),
             "mi300x": (0.46, "fitted: 600 of 1307 TFLOP/s, what the two-rank rows leave for the product, " + _MI300X),
             "mi325x": (0.46, "assumed: as on the MI300X, which has the same compute units"),
             "mi350x": (0.58, "assumed: as on the MI355X, which has the same compute units"),
@@ -44,21 +45,21 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
         "share of the links' attainable rate that PyTorch's gather and reduce-scatter get in a stream",
         {
             "": (0.68, "fitted: NCCL on two H200 brings 250 of 369 GB/s; 8 H100 get 253 to 270 (symm-mem-recipes)"),
-            "amd": (1.0, "the figures of the links are RCCL's"),
+            "gfx": (1.0, "the figures of the links are RCCL's"),
         },
     ),
     "vendor_reduce_link": (
         "the same for PyTorch's all-reduce",
         {
             "": (0.81, "fitted: NCCL on two H200 brings 300 of 369 GB/s, " + _H200),
-            "amd": (1.0, "the figures of the links are RCCL's"),
+            "gfx": (1.0, "the figures of the links are RCCL's"),
         },
     ),
     "vendor_graph_link": (
         "the same for PyTorch's collectives in a graph of many",
         {
             "": (0.83, "fitted: NCCL on two H200 brings 305 of 369 GB/s, " + _H200),
-            "amd": (1.0, "the figures of the links are RCCL's"),
+            "gfx": (1.0, "the figures of the links are RCCL's"),
         },
     ),
     "vendor_most_bytes_per_s": (
@@ -84,14 +85,14 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
         "what a kernel of one product takes beside its tiles, s: start, first loads, last stores",
         {
             "": (6e-6, "fitted: own_matmul_ms, M from 64 to 512, " + _H200),
-            "amd": (10e-6, "assumed: in the ratio of the launch latencies"),
+            "gfx": (10e-6, "assumed: in the ratio of the launch latencies"),
         },
     ),
     "fused_s": (
         "what a fused kernel takes beyond that, s: meeting the peers at its start and its end",
         {
             "": (10e-6, "fitted: rows of few bytes, " + _H200),
-            "amd": (0.8e-3, "fitted: 13 rows with M of 4096 and 5120, " + _MI300X + "; a call with its host work"),
+            "gfx": (0.8e-3, "fitted: 13 rows with M of 4096 and 5120, " + _MI300X + "; a call with its host work"),
             "mi325x": (0.2e-3, "fitted: rows with M of 1024 of upstream's kernel on MI325X; a call with its host work"),
         },
     ),
@@ -118,25 +119,25 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
                 43e9,
                 "derived: 25 to 31 GB/s in pieces of 128 KiB and 31 to 37 of 256 KiB, docs/performance.md, Fetchers",
             ),
-            "amd": (16e9, "the figure program_remote_bytes_per_s of the MI350X"),
+            "gfx": (16e9, "the figure program_remote_bytes_per_s of the MI350X"),
         },
     ),
     "fetch_piece_s": (
         "what a fetcher takes for a piece beside its bytes, s: the flag, the next place in the queue",
-        {"": (1.6e-6, "derived from the same figures"), "amd": (2.1e-6, "assumed: in the ratio of remote latencies")},
+        {"": (1.6e-6, "derived from the same figures"), "gfx": (2.1e-6, "assumed: in the ratio of remote latencies")},
     ),
     "pull_bytes_per_s": (
         "most that a program reads of peers' memory while it multiplies, bytes/s",
         {
             "": (10e9, "fitted: pull with 14 and 28 programs and gather_dim=1, " + _H200),
-            "amd": (16e9, "the figure program_remote_bytes_per_s of the MI350X"),
+            "gfx": (16e9, "the figure program_remote_bytes_per_s of the MI350X"),
         },
     ),
     "send_bytes_per_s": (
         "most that a program stores into a peer's memory, bytes/s",
         {
             "": (44e9, "measured: 4 and 8 programs between two H200 put 183 and 364 GB/s, docs/performance.md"),
-            "amd": (16e9, "the figure program_remote_bytes_per_s of the MI350X"),
+            "gfx": (16e9, "the figure program_remote_bytes_per_s of the MI350X"),
         },
     ),
     "add_bytes_per_s": (
@@ -155,14 +156,14 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
         "time of a small collective of the library in a graph, s",
         {
             "": (5.8e-6, "measured: all_gather of 4 KiB, " + _H200),
-            "amd": (9e-6, "assumed: in the ratio of the launch latencies"),
+            "gfx": (9e-6, "assumed: in the ratio of the launch latencies"),
         },
     ),
     "collective_bytes_per_s": (
         "most that a program of a collective moves to peers, bytes/s",
         {
             "": (18e9, "measured: all_gather with 16 programs between two H200, 291 GB/s, " + _H200),
-            "amd": (7.5e9, "public: 350 to 366 GB/s from 48 programs on between 8 MI355X"),
+            "gfx": (7.5e9, "public: 350 to 366 GB/s from 48 programs on between 8 MI355X"),
         },
     ),
     "collective_link": (
@@ -274,10 +275,10 @@ class Calibration(NamedTuple):
 
 
 @cache
-def calibration(machine: str, vendor: str) -> Calibration:
-    """The values for a machine: its own, else its vendor's, else those for everything else."""
+def calibration(machine: str, family: str) -> Calibration:
+    """The values for a machine: its own, else its family's, else those for everything else."""
     values = {}
     for name, (_, places) in FIGURES.items():
-        place = next(place for place in (machine, vendor, "") if place in places)
+        place = next(place for place in (machine, family, "") if place in places)
         values[name] = places[place][0]
     return Calibration(**values)

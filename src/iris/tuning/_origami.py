@@ -13,6 +13,7 @@ from typing import Any
 
 from iris._machine import Machine
 
+FAMILIES = ("gfx",)  # of devices that it models
 _DTYPES = {
     "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
     "float8_e4m3fn": "f8", "float8_e4m3fnuz": "f8", "float8_e5m2": "bf8", "float8_e5m2fnuz": "bf8", "int8": "i8",

@@ -108,7 +108,7 @@ class _Place(NamedTuple):
     """A rank's share of a machine, for one dtype: rates in units a second, times in seconds."""
 
     machine: Machine
-    vendor: str
+    family: str
     fit: Calibration
     dtype: str
     world: int
@@ -275,9 +275,9 @@ def _place(machine: Machine, world: int, dtype: str, units: int | None, link_gbp
     total = min(machine.link_total_bytes_per_s, machine.link_peer_bytes_per_s * peers) * machine.link_efficiency
     if link_gbps is not None:
         total = link_gbps * 1e9
-    vendor = KNOWN[machine.name].vendor if machine.name in KNOWN else ""
+    family = KNOWN[machine.name].family if machine.name in KNOWN else ""
     return _Place(
-        machine, vendor, calibration(machine.name, vendor), dtype, world, have, itemsize,
+        machine, family, calibration(machine.name, family), dtype, world, have, itemsize,
         peak=rate / machine.compute_units * have,
         memory=machine.memory_bytes_per_s * machine.memory_efficiency * share,
         cache=(machine.cache_bytes_per_s if machine.cache_bytes else math.inf) * share,
@@ -344,7 +344,7 @@ def _product(place: _Place, rows: int, columns: int, depth: int, owners: int, co
     tile = _tile_seconds(place, m, n, step, depth, config["num_stages"], place.fit.kernel_efficiency, 1.0)
     rounds = _rounds(tiles, programs, _ceil(depth, step), _exchange(m, n, tile))
     compute, model = rounds * tile, "iris"
-    if place.vendor == "amd" and place.units == place.machine.compute_units:
+    if place.family in _origami.FAMILIES and place.units == place.machine.compute_units:
         other = _origami.product_seconds(place.machine, owners * rows, columns, depth, place.dtype, (m, n, step))
         if other is not None:
             compute, tile, model = other, other / rounds, "origami"
@@ -366,7 +366,7 @@ def _vendor_product(place: _Place, rows: int, columns: int, depth: int) -> float
             place, m, n, step, depth, _VENDOR_STAGES, place.fit.vendor_efficiency, place.fit.vendor_load
         )
         compute = tile * _rounds(tiles_m * tiles_n, place.units, _ceil(depth, step), _exchange(m, n, tile))
-        if place.vendor == "amd" and place.units == place.machine.compute_units:
+        if place.family in _origami.FAMILIES and place.units == place.machine.compute_units:
             other = _origami.product_seconds(place.machine, rows, columns, depth, place.dtype, (m, n, step))
             compute = compute if other is None else other
         nbytes = _traffic(place, m, n, tiles_m, tiles_n, depth, place.units, _VENDOR_GROUP)

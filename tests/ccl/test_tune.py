@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from iris.ccl import Config, _candidates
+from iris.ccl.choice import query_of
 from iris.errors import ArgumentError, CaptureError, RankMismatch
 from iris.tuning import autotune
 
@@ -211,7 +212,7 @@ def body_candidates(ctx, operation, most):
     request = module._request(*(given or (ctx, out, inp, None, None, *extra)))
     prepared = module._prepare(request)
     counted = out if operation in ("all_gather", "broadcast") else inp if inp is not None else out
-    query = _candidates._query_of(ctx, operation, request, counted)
+    query = query_of(ctx, operation, request.members, counted.numel() * counted.element_size(), counted.dtype)
     ways = _candidates.candidates(request, module._prepare, prepared, query, most)
     return [(name, algorithm, config) for name, (algorithm, config) in ways.items()]
 

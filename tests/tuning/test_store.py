@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_made_is_done_without_and_said_once(tmp_path, mo
     assert store.write("matmul_all_gather", {QUERY: RECORD}) is None
     assert len(warnings) == 1
     assert "not saved" in warnings[0]
-    assert store.unwritable()
+    assert "is a file" in store.unwritable()
 
 
 def test_a_folder_that_is_read_only_is_read(place, monkeypatch, warnings):
@@ -210,6 +210,15 @@ def test_a_folder_without_permission_to_write(place, warnings):
     place.chmod(0o500)
     assert store.write("all_gather_matmul", {QUERY: RECORD}) is None
     assert len(warnings) == 1
+
+
+def test_whether_the_folder_can_be_written_is_told_without_making_it(place):
+    assert store.unwritable() == ""
+    assert not place.parent.exists()
+    store.write("all_gather_matmul", {QUERY: RECORD})
+    before = sorted(place.iterdir())
+    assert store.unwritable() == ""
+    assert sorted(place.iterdir()) == before
 
 
 def test_nothing_is_left_of_a_write_that_fails(place, monkeypatch, warnings):

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from iris.ccl import choice
 from iris.ccl._calls import Call, Request, relation
-from iris.ccl.choice import Programs
+from iris.ccl.choice import Programs, query_of
 from iris.ccl.config import Config
 from iris.errors import ArgumentError, CaptureError, IrisError
-from iris.runtime.links import incoming_rate, link_of
-from iris.tuning import autotune, cost_model
+from iris.runtime.links import incoming_rate
+from iris.tuning import autotune, cost_model, tables
 from iris.tuning.autotune import Candidate, params_of
 from iris.tuning.query import Query
+from iris.tuning.selection import packaged_key
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -59,15 +59,16 @@ def tune(request: Request, prepare: Callable[[Request], Call], call: Call, run: 
     reason = autotune.pointless(ctx)
     if reason:
         return reason
-    counted = out if operation in _COUNTED_BY_OUTPUT else inp
-    query = _query_of(ctx, operation, request, counted)
+    counted = out if operation in _COUNTED_BY_OUTPUT or inp is None else inp
+    query = query_of(ctx, operation, members, counted.numel() * counted.element_size(), counted.dtype)
     if ctx.service("tuned").settled(query, members):
         return ""
     ways = candidates(request, prepare, call, query, autotune.options().candidates)
     # What is combined in place would be combined again by every call.
     saved = inp.clone() if inp is not None and relation(out, inp) != "apart" else None
     try:
-        autotune.tune(ctx, members, query, [_candidate(operation, name, way, run) for name, way in ways.items()])
+        listed = [_candidate(operation, name, way, run) for name, way in ways.items()]
+        autotune.tune(ctx, members, query, listed, packaged_key(query) if tables.exact(query) else None)
     finally:
         if inp is not None and saved is not None:
             inp.copy_(saved)
@@ -154,14 +155,3 @@ def _ranked(ctx: Iris, query: Query, ways: list[tuple[str, Config]]) -> list[tup
         return sorted(ways, key=seconds)
     except IrisError:
         return ways
-
-
-def _query_of(ctx: Iris, operation: str, request: Request, counted: Any) -> Query:
-    nbytes = counted.numel() * counted.element_size()
-    of = getattr(choice, "query_of", None)
-    if of is not None:
-        return of(ctx, operation, request.members, nbytes, counted.dtype)
-    return Query(
-        operation, ctx.target.product, ctx.target.arch, link_of(ctx), request.members.size, ctx.get_cu_count(),
-        str(counted.dtype).removeprefix("torch."), (("bytes", nbytes),),
-    )  # fmt: skip

@@ -210,6 +210,68 @@ def _bench(
     bench(script, arguments or [])
 
 
+_TUNE_HELP = (
+    "Measure several ways to run an operation on this machine's GPUs, and keep the best of each problem.\n\n"
+    "OPERATION is all_gather_matmul, matmul_all_gather, matmul_all_reduce or matmul_reduce_scatter, with "
+    "[bold]--shapes[/], or all_gather, all_reduce, reduce_scatter, all_to_all or broadcast, with [bold]--bytes[/].\n\n"
+    "A shape MxNxK is that of the whole product, of which the ranks have parts. What would run without tuning and "
+    "PyTorch's operations are always among the candidates, results are checked before they are timed, and the slowest "
+    "rank decides. Programs of this user on this machine take what was found.\n\n"
+    "Leaves with 0 when everything was tuned.\n\n"
+    "[bold]iris tune all_gather_matmul --shapes 4096x4096x8192,8192x4096x14336 -n 8[/]\n\n"
+    "[bold]iris tune all_reduce --bytes 64KiB,1MiB,64MiB -n 4 --dtype bfloat16[/]\n\n"
+    "[bold]iris tune --list[/]"
+)
+
+
+@app.command("tune", help=_TUNE_HELP)
+def _tune(
+    operation: Annotated[str | None, typer.Argument(metavar="OPERATION", help="What to tune.")] = None,
+    shapes: Annotated[
+        str | None, typer.Option(metavar="MxNxK,...", help="The products, by rows, columns and depth.")
+    ] = None,
+    nbytes: Annotated[
+        str | None,
+        typer.Option("--bytes", metavar="SIZE,...", help="The collectives, by size: 65536, 64KiB, 1MiB, ..."),
+    ] = None,
+    num_ranks: Annotated[int, typer.Option("-n", "--num-ranks", min=1, help="How many ranks take part.")] = 1,
+    dtype: Annotated[
+        str, typer.Option(metavar="NAME", help="float16, bfloat16, float32, float8_e4m3fn, ...")
+    ] = "float16",
+    gather_dim: Annotated[
+        int, typer.Option(help="Of all_gather_matmul: 1 where ranks have columns of A, 0 where they have rows.")
+    ] = 1,
+    transpose: Annotated[
+        str, typer.Option(metavar="NN|NT|TN|TT", help="T for an A or B whose columns lie together in memory.")
+    ] = "NN",
+    candidates: Annotated[int, typer.Option(help="How many ways to try for a problem.")] = 8,
+    loopback: Annotated[
+        bool, typer.Option("--loopback", rich_help_panel=_SIMULATOR, help="Run all ranks on one GPU.")
+    ] = False,
+    link_gbps: Annotated[
+        float | None,
+        typer.Option(metavar="GB/S", rich_help_panel=_SIMULATOR, help="Pace reads and writes of peers in loopback."),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="End all ranks after this time, and report where they were.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Show what was tuned on this machine, and leave.")] = False,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Forget what was tuned of OPERATION, or all, and leave.")
+    ] = False,
+) -> None:
+    """Tune, list or clear."""
+    from iris.cli import tune
+
+    if listed and clear:
+        raise typer.BadParameter("records are shown or removed; give --list or --clear, not both")
+    if listed or clear:
+        tune.show_records() if listed else tune.clear_records(operation)
+        return
+    request = tune.request_of(operation, shapes, nbytes, num_ranks, dtype, gather_dim, transpose.upper(), candidates)
+    raise typer.Exit(tune.tune(request, loopback=loopback, link_gbps=link_gbps, timeout=timeout))
+
+
 @app.command("demo")
 def _demo(
     num_ranks: Annotated[

@@ -244,6 +244,54 @@ def runtime() -> Finding:
     return Finding("runtime", f"{chosen}, because {reason}")
 
 
+def tables() -> list[Finding]:
+    """What choices of configurations go by here: the package's tables and rules, the cost model, the user's records."""
+    try:
+        from iris import _machine
+        from iris.tuning import heuristics, store
+        from iris.tuning import tables as shipped
+
+        product, how = _product()
+        findings = [Finding("this machine", f"{product or 'of no product that tables know'}, {how}")]
+        applying = [file for file in shipped.files() if file.machine == product]
+        for file in applying:
+            entries = f"{file.entries} {'entry' if file.entries == 1 else 'entries'}"
+            worlds = f"{', '.join(map(str, file.worlds))} ranks, {', '.join(file.links)}"
+            findings.append(Finding(file.operation, f"table of {file.machine}: {entries}, {worlds}; {file.source}"))
+        if not applying:
+            others = ", ".join(dict.fromkeys(file.machine for file in shipped.files()))
+            findings.append(Finding("tables", f"none for this machine; there are those of {others}"))
+        rules = [operation for operation, machine in heuristics.files() if machine == product]
+        findings.append(Finding("rules", ", ".join(rules) or "none for this machine"))
+        stand_in = "stand in where nothing was measured" if product in _machine.names() else "not for this machine"
+        findings.append(Finding("predictions", stand_in))
+        saved, here = store.saved_records(), len(store.read_all())
+        records = f"{here} record{'s' * (here != 1)}"
+        records += f", and {len(saved) - here} of other versions" if len(saved) > here else ""
+        findings.append(Finding("user cache", f"{records} in {store.folder() or 'no folder'}"))
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        # IrisErrors among them: a device or a variable that cannot be understood.
+        return [Finding("tables", f"cannot be read: {error}", "note", "mend what is listed here first")]
+    trouble = store.unwritable()
+    if trouble:
+        remedy = "make it writable, or name another folder with IRIS_CACHE_DIR; until then what is tuned is forgotten"
+        findings.append(Finding("user cache folder", f"cannot be written: {trouble}", "note", remedy))
+    return findings
+
+
+def _product() -> tuple[str, str]:
+    """The product that tables go by here, and why it is that."""
+    from iris import _target
+
+    if visible_gpus.visible().count:
+        target = _target.detect(0)
+        return target.product, f"from the device {target.name}, {target.arch}"
+    named = _target.override()
+    if named is not None:
+        return named.product, "from IRIS_GPU_ARCH, for there is no GPU"
+    return "", "for there is no GPU"
+
+
 def variables() -> list[Finding]:
     """Every variable of Iris with its value here."""
     findings = []

@@ -33,6 +33,7 @@ def doctor(as_json: bool = False) -> int:
         "machine": _probe.machine(),
         "gpus": _probe.gpus(),
         "runtime": [chosen],
+        "tables": _probe.tables(),
         "variables": _probe.variables(),
     }
     problems = [f for name, findings in sections.items() for f in findings if _stops(name, f, chosen)]

@@ -174,10 +174,7 @@ def params_of(config: Any) -> dict[str, Any]:
 
 
 def tune(
-    ctx: Iris,
-    members: Group,
-    query: Query,
-    candidates: Sequence[Candidate],
+    ctx: Iris, members: Group, query: Query, candidates: Sequence[Candidate], default_key: str | None = None
 ) -> Tuning:
     """Find the best of several candidates for a case and remember it. Collective over ``members``.
 
@@ -185,7 +182,8 @@ def tune(
         ctx: the context.
         members: the group.
         query: the case.
-        candidates: what to try. The first is what would run without tuning. Their results are not looked at.
+        candidates: what to try. The first is what would run without tuning.
+        default_key: what the record says that it was measured against; None for the key of the first candidate.
 
     Raises:
         CaptureError: a graph is being captured.
@@ -197,8 +195,11 @@ def tune(
         raise CaptureError(f"{query.operation}: tuning measures, which a graph cannot capture; tune before the capture")
     started = time.perf_counter()
     tuned = ctx.service("tuned")
-    default = candidates[0]
-    known = _agree(ctx, members, query, candidates, tuned.find(query, members))
+    default_key = default_key or candidates[0].key
+    found = tuned.find(query, members)
+    if found is not None and found.default_key != default_key:
+        found = None  # it was measured against another default
+    known = _agree(ctx, members, query, candidates, found)
     if known is not None:
         tuned.settle(query, members, known)
         return _tell(Tuning(query, known))
@@ -207,8 +208,8 @@ def tune(
         _compile(ctx, members, trials, progress)
         _time(ctx, members, trials, progress)
     entry = _entry(ctx, query, trials)
-    record = as_record(entry, default.key)
-    path = tuned.learn(query, members, record, default.key)
+    record = as_record(entry, default_key)
+    path = tuned.learn(query, members, record, default_key)
     # Calls that were remembered have the choice of before, those of the candidates never come again.
     ctx.agreement.forget_calls()
     tuning = Tuning(query, record, tuple(trials), path, time.perf_counter() - started)
@@ -228,8 +229,6 @@ def _agree(
     ctx: Iris, members: Group, query: Query, candidates: Sequence[Candidate], found: Record | None
 ) -> Record | None:
     """Compare the case and its candidates across the group; what all ranks know of it, None unless they all do."""
-    if found is not None and found.default_key != candidates[0].key:
-        found = None  # it was measured against another default
     listed = [(candidate.name, candidate.key) for candidate in candidates]
     mine = (str(query), hash_of(query), listed, found and found.key)
     posts = ctx.exchange.all_gather(f"tuning {query.operation}", mine, members.ranks)

@@ -161,13 +161,17 @@ def file_of(operation: str) -> Path | None:
 
 
 def unwritable() -> str:
-    """Why nothing can be saved in the cache folder; empty when it can. Makes the folder."""
+    """Why nothing can be saved in the cache folder; empty when it can. Leaves nothing behind."""
     place = folder()
     if place is None:
         return "the user has no home; name a folder with IRIS_CACHE_DIR"
+    there = next(parent for parent in (place / "tuned", *(place / "tuned").parents) if parent.exists())
+    if not there.is_dir():
+        return f"{there} is a file"
+    if there != place / "tuned":
+        return "" if os.access(there, os.W_OK | os.X_OK) else f"no folder can be made in {there}"
     try:
-        (place / "tuned").mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place / "tuned"):
+        with tempfile.TemporaryFile(dir=there):
             return ""
     except OSError as error:
         return str(error)

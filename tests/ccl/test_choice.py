@@ -17,16 +17,24 @@ from iris.runtime.groups import Group
 from iris.runtime.links import LINKS
 from iris.tuning import steps
 from iris.tuning.plan import SOURCES
+from made_tables import instead, record, tuned
 
 TARGETS = [_target.INTERPRETER, *map(_target.by_arch, _target.compiled_archs())]
 WORLDS = (2, 3, 4, 5, 8, 16, 72, 1024)
 
 
-def machine(target=_target.INTERPRETER, runtime="gpu", units=132):
+def machine(target=_target.INTERPRETER, runtime="gpu", units=132, known=()):
     return SimpleNamespace(
         target=target, runtime=runtime, gpu_id=0, num_ranks=4, get_cu_count=lambda: units,
-        channels=SimpleNamespace(layout=channels.layout(target, 4)),
+        channels=SimpleNamespace(layout=channels.layout(target, 4)), service=tuned(*known),
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def files():
+    """No measured cases and no rules but a test's own."""
+    with instead() as files:
+        yield files
 
 
 @pytest.mark.parametrize("operation", list(VARIANTS))
@@ -34,11 +42,11 @@ def machine(target=_target.INTERPRETER, runtime="gpu", units=132):
 def test_every_operation_link_and_world_has_a_row(operation, link):
     for world in WORLDS:
         for nbytes in (0, 1, 4096, 4097, 1 << 20, 1 << 40):
-            entry = steps.lookup("collectives", link, world, nbytes, operation=operation)
-            assert entry.algorithm in VARIANTS[operation]
-            assert entry.bytes_from <= nbytes
-            assert entry.bytes_to is None or nbytes <= entry.bytes_to
-            assert entry.source
+            for product in ("h200", "mi300x", ""):
+                entry = steps.lookup("collectives", link, world, nbytes, product, operation=operation)
+                assert entry.algorithm in VARIANTS[operation]
+                assert f"{world} ranks, {link}" in entry.reason
+                assert not entry.measured or product == "h200"
 
 
 def test_rows_are_in_order():
@@ -54,30 +62,21 @@ def test_rows_are_in_order():
         assert bounds[:-1] == sorted(set(bounds[:-1]))
         assert {step["algorithm"] for step in row["steps"]} <= set(VARIANTS[row["operation"]])
         assert row["source"]
-
-
-def test_what_the_table_lacks_is_a_fault_of_the_table():
-    with pytest.raises(KeyError, match=r"no row for carrier pigeon, 2 ranks, 1 bytes .*all_reduce"):
-        steps.lookup("collectives", "carrier pigeon", 2, 1, operation="all_reduce")
-
-
-def test_a_step_ends_where_it_says():
-    entries = [steps.lookup("collectives", "interpreted", 2, n, operation="all_reduce") for n in (4096, 4097)]
-    assert [e.algorithm for e in entries] == ["push", "two_shot"]
-    assert (entries[0].bytes_to, entries[1].bytes_from) == (4096, 4097)
-    assert not entries[0].measured
-    assert steps.Entry("push", 0, None, "H200 x 2, commit abc").measured
+        assert row.get("machine", "h200") in _target.KNOWN
+        # What was measured says where, and nothing else does.
+        assert ("machine" in row) != row["source"].startswith("heuristic")
 
 
 OBSTACLE = NotSymmetricError("it lies elsewhere")
 TORCH = UnsupportedError("no")
 
 
-def chosen(named=None, nbytes=1 << 20, **obstacles):
+def chosen(named=None, nbytes=1 << 20, ctx=None, dtype=None, config=None, **obstacles):
     every = dict.fromkeys(("push", "two_shot", "one_shot", "torch")) | obstacles
     return choice.choose(
-        machine(), "all_reduce", Group((0, 1), 0), None, nbytes, named, every, ("two_shot", "one_shot", "push")
-    )
+        ctx or machine(), "all_reduce", Group((0, 1), 0), None, nbytes, named, every, ("two_shot", "one_shot", "push"),
+        dtype, config,
+    )  # fmt: skip
 
 
 def test_the_table_decides():
@@ -104,6 +103,90 @@ def test_the_caller_decides():
     with pytest.raises(NotSymmetricError, match="it lies elsewhere"):
         chosen("one_shot", one_shot=OBSTACLE)
     assert got.source in SOURCES
+
+
+H200 = _target.KNOWN["h200"]
+
+
+def of_h200(known=()):
+    """A context of two ranks that share an H200."""
+    return machine(H200, "loopback", known=known)
+
+
+def asked(ctx, nbytes=1 << 20, dtype=torch.bfloat16):
+    return choice.query_of(ctx, "all_reduce", Group((0, 1), 0), nbytes, dtype)
+
+
+def ship(files, *entries):
+    usual = {"link": "shared", "world": 2, "dtype": "16-bit", "algorithm": "one_shot"}
+    files.table("all_reduce", "h200", *(usual | entry for entry in entries))
+
+
+def entry(nbytes, speedup, **others):
+    return {"sizes": {"bytes": nbytes}, "measured": {"ms": 0.5, "torch_ms": None, "speedup": speedup}, **others}
+
+
+def test_what_was_measured_comes_before_the_table_by_bytes(files):
+    usual = chosen(ctx=of_h200(), dtype=torch.bfloat16)
+    assert (usual.algorithm, usual.source, usual.config) == ("two_shot", "exact", None)
+    assert "1048576 bytes" in usual.reason
+    ship(files, entry(1 << 20, 1.7, params={"comm_sms": 5, "all_reduce_variant": "one_shot"}))
+    got = chosen(ctx=of_h200(), dtype=torch.bfloat16)
+    assert (got.algorithm, got.source, got.speedup) == ("one_shot", "exact", 1.7)
+    assert got.config == Config(comm_sms=5, all_reduce_variant="one_shot")
+    assert "1.7x PyTorch" in got.reason
+    near = chosen(ctx=of_h200(), nbytes=1 << 20 | 512, dtype=torch.bfloat16)
+    assert (near.algorithm, near.source) == ("one_shot", "nearest")
+    # Another dtype, a size that is not near, another machine.
+    for other in (
+        chosen(ctx=of_h200(), dtype=torch.float32),
+        chosen(ctx=of_h200(), nbytes=1 << 21, dtype=torch.bfloat16),
+        chosen(ctx=machine(_target.KNOWN["h100"], "loopback"), dtype=torch.bfloat16),
+    ):
+        assert (other.algorithm, other.config) == ("two_shot", None)
+    assert "a guess for h100" in other.reason
+    assert other.source == "heuristic"
+
+
+def test_what_was_measured_and_cannot_be_taken_leaves_it_to_the_table_by_bytes(files):
+    ship(files, entry(1 << 20, 1.7))
+    got = chosen(ctx=of_h200(), dtype=torch.bfloat16, one_shot=OBSTACLE)
+    assert (got.algorithm, got.source) == ("two_shot", "exact")
+
+
+def test_what_lost_to_torch_needs_nccl(files, monkeypatch):
+    """Without it PyTorch would copy through the host, which is not what was measured."""
+    ship(files, entry(1 << 20, 0.8))
+    assert chosen(ctx=of_h200(), dtype=torch.bfloat16).algorithm == "two_shot"
+    monkeypatch.setattr(choice, "nccl", lambda group: True)
+    got = chosen(ctx=of_h200(), dtype=torch.bfloat16)
+    assert (got.algorithm, got.source, got.config) == ("torch", "fallback", None)
+    assert "0.8x PyTorch" in got.reason
+
+
+def test_what_was_tuned_here_is_taken_for_what_it_was_tuned_for(files):
+    query = asked(of_h200())
+    ctx = of_h200([(query, record(query, "push", comm_sms=3, all_reduce_variant="push"))])
+    got = chosen(ctx=ctx, dtype=torch.bfloat16)
+    assert (got.algorithm, got.source, got.speedup) == ("push", "cache", 1.5)
+    assert got.config == Config(comm_sms=3, all_reduce_variant="push")
+    # Another dtype or size is another case; so is one that the caller configures, and one that cannot be.
+    assert chosen(ctx=ctx, dtype=torch.float16).source == "exact"
+    assert chosen(ctx=ctx, dtype=torch.bfloat16, nbytes=1 << 21).source == "exact"
+    mine = Config(comm_sms=2)
+    given = chosen(ctx=ctx, dtype=torch.bfloat16, config=mine)
+    assert (given.algorithm, given.source, given.config) == ("two_shot", "exact", mine)
+    assert chosen("one_shot", ctx=ctx, dtype=torch.bfloat16, config=mine).config == mine
+    assert chosen(ctx=ctx, dtype=torch.bfloat16, push=OBSTACLE).algorithm == "two_shot"
+
+
+def test_torch_that_won_in_tuning_needs_no_nccl(files):
+    """It was timed through the group that there is."""
+    query = asked(of_h200())
+    ctx = of_h200([(query, record(query, "torch"))])
+    got = chosen(ctx=ctx, dtype=torch.bfloat16)
+    assert (got.algorithm, got.source, got.config) == ("torch", "cache", None)
+    assert chosen(ctx=ctx, dtype=torch.bfloat16, torch=TORCH).algorithm == "two_shot"
 
 
 def test_what_torch_cannot_take():

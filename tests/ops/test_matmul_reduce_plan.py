@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from iris import _target
 from iris.errors import ArgumentError, UnsupportedError
-from iris.ops import FusedConfig, _matmul_reduce_call, division
+from iris.ops import FusedConfig, _matmul_reduce_call, choice, division
 from iris.ops._matmul_reduce_call import Asked, checked
 from iris.ops.choice import fitted
 from iris.runtime.groups import Group
 from iris.runtime.links import LINKS
-from iris.tuning import steps
+from iris.tuning import cost_model, steps
+from made_tables import instead, tuned
 from reduced_products import KERNELS, REDUCE, SCATTER
 
 TARGETS = [_target.by_arch(arch) for arch in _target.compiled_archs()]
@@ -25,11 +26,25 @@ target_parameter = pytest.mark.parametrize("target", TARGETS, ids=lambda target:
 
 @pytest.fixture(autouse=True)
 def nvlink(monkeypatch):
-    monkeypatch.setattr(_matmul_reduce_call, "link_of", lambda ctx: "nvlink")
+    linked(monkeypatch, "nvlink")
+
+
+def linked(monkeypatch, link):
+    for module in (_matmul_reduce_call, choice):
+        monkeypatch.setattr(module, "link_of", lambda ctx: link)
+
+
+@pytest.fixture(autouse=True)
+def files():
+    """No measured cases and no rules: here is what follows without them."""
+    with instead() as files:
+        yield files
 
 
 class _Context:
     """As much of a context as a plan takes."""
+
+    runtime, gpu_id, service = "gpu", 0, staticmethod(tuned())
 
     def __init__(self, target, world, on_heap):
         self.target, self.num_ranks, self.cur_rank, self._on_heap = target, world, 0, on_heap
@@ -100,9 +115,15 @@ def test_steps_of_the_tables():
             assert bounds[:-1] == sorted(set(bounds[:-1]))
             assert {step["algorithm"] for step in row["steps"]} <= {"torch", *KERNELS[operation]}
             assert row["source"]
-        for link in set(LINKS) - {"interpreted"}:
-            for world in (2, 3, 8, 64):
-                assert steps.lookup(operation, link, world, 1).algorithm in ("torch", *KERNELS[operation])
+            assert row.get("machine", "h200") in _target.KNOWN
+            # What was measured says where, and nothing else does.
+            assert ("machine" in row) != row["source"].startswith("heuristic")
+        for world in (2, 3, 8, 64):
+            for link in ("nvlink", "shared"):
+                assert steps.lookup(operation, link, world, 1, "h200").algorithm in ("torch", *KERNELS[operation])
+            # Nothing was measured there, and the cost model decides.
+            for link in ("pcie", "xgmi"):
+                assert steps.lookup(operation, link, world, 1, "h200") is None
 
 
 def test_more_ranks_than_were_measured():
@@ -113,19 +134,73 @@ def test_more_ranks_than_were_measured():
 
 @target_parameter
 @pytest.mark.parametrize("operation", [SCATTER, REDUCE])
-def test_links_without_measurements_leave_it_to_torch(monkeypatch, target, operation):
-    for link in LINKS:
-        if link in ("interpreted", "nvlink"):
-            continue
-        monkeypatch.setattr(_matmul_reduce_call, "link_of", lambda ctx, link=link: link)
-        for M in (1, 1024, 65536):
-            plan = call(operation, target, M=M).plan
-            if link == "shared":
-                # PyTorch's group is gloo there, which goes through the host.
-                assert (plan.algorithm, plan.source) == ("fused" if operation == SCATTER else "two_shot", "exact")
-                continue
-            assert (plan.algorithm, plan.source, plan.config) == ("torch", "heuristic", None)
+def test_ranks_that_share_a_card_take_the_kernel(monkeypatch, target, operation):
+    """PyTorch's group is gloo there, which goes through the host."""
+    linked(monkeypatch, "shared")
+    for M in (1, 1024, 65536):
+        plan = call(operation, target, M=M).plan
+        source = "exact" if target.product == "h200" else "heuristic"
+        assert (plan.algorithm, plan.source) == ("fused" if operation == SCATTER else "two_shot", source)
+        assert ("a guess for" in plan.reason) == (target.product != "h200")
+
+
+# The least that the cost model must promise, by vendor.
+WANTED = {"nvidia": 1.1, "amd": 1.4}
+# GB/s into a rank where that is not the rate of the links that the machine's devices have.
+SLOW = {"pcie": 25.0}
+UNMEASURED = [
+    (target, link)
+    for target in _target.KNOWN.values()
+    for link in ("pcie", "xgmi")
+    if link == target.link or (link, target.vendor) == ("pcie", "nvidia")
+]
+unmeasured = pytest.mark.parametrize(("target", "link"), UNMEASURED, ids=[f"{t.product}-{li}" for t, li in UNMEASURED])
+
+
+@unmeasured
+@pytest.mark.parametrize("operation", [SCATTER, REDUCE])
+def test_links_without_measurements_follow_the_cost_model(monkeypatch, target, link, operation):
+    linked(monkeypatch, link)
+    for M in (8, 1024, 65536):
+        for on_heap in (True, False) if operation == REDUCE else (True,):
+            ways = ["fused"] if operation == SCATTER else ["two_shot", "one_shot"] if on_heap else ["one_shot"]
+            configs = {way: call(operation, target, M=M, algorithm=way).plan.config for way in ways}
+            # The K of the whole product is that of 8 ranks.
+            expected = {
+                way: cost_model.predict(
+                    operation, target.product, {"M": M, "N": 4096, "K": 8 * 1024}, 8, "bfloat16",
+                    choice.params_of(config), algorithm=way, link_gbps=SLOW.get(link),
+                )
+                for way, config in configs.items()
+            }  # fmt: skip
+            best = min(ways, key=lambda way: expected[way].fused)
+            plan = call(operation, target, M=M, on_heap=on_heap).plan
             assert link in plan.reason
+            assert f"expects {best}" in plan.reason
+            assert f"{expected[best].speedup:.2f}x PyTorch" in plan.reason
+            if expected[best].speedup < WANTED[target.vendor]:
+                assert (plan.algorithm, plan.source, plan.config) == ("torch", "fallback", None)
+                assert f"{WANTED[target.vendor]:.2f}x" in plan.reason
+            else:
+                assert (plan.algorithm, plan.source, plan.config) == (best, "predicted", configs[best])
+                assert plan.speedup == expected[best].speedup
+
+
+@unmeasured
+@pytest.mark.parametrize("operation", [SCATTER, REDUCE])
+def test_a_prediction_must_exceed_its_error(monkeypatch, target, link, operation):
+    linked(monkeypatch, link)
+    real, wanted = cost_model.rank, WANTED[target.vendor]
+    for speedup, source in ((wanted - 1e-6, "fallback"), (wanted, "predicted")):
+
+        def rank(*given, speedup=speedup, **named):
+            best = real(*given, **named)[0]
+            return [best._replace(prediction=replace(best.prediction, unfused=best.prediction.fused * speedup))]
+
+        monkeypatch.setattr(cost_model, "rank", rank)
+        plan = call(operation, target).plan
+        assert plan.source == source
+        assert (plan.algorithm == "torch") == (plan.config is None) == (source == "fallback")
 
 
 @target_parameter

@@ -102,8 +102,8 @@ _ALL = (
         "IRIS_GPU_ARCH",
         None,
         "an architecture (gfx942, sm_90, …) or a product (mi300x, h200, …) that Iris knows",
-        "Overrides the detected GPU when configurations are chosen. A bare architecture keeps the product that is there "
-        "if it has that architecture.",
+        "Overrides the detected GPU when configurations are chosen. A bare architecture keeps the product that is "
+        "there if it has that architecture.",
         lambda text: text.strip().lower(),
     ),
     Variable(

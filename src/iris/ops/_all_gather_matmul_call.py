@@ -105,7 +105,7 @@ def checked(
     problem = check(ctx, out, a, b, bias, activation, scales, members.size, gather_dim)
     if config is not None:
         config.validate(members.size)
-    plan = choose(ctx, problem, algorithm, config, torch_refuses(problem, members, group, ctx))
+    plan = choose(ctx, problem, algorithm, config, torch_refuses(problem, members, group, ctx), members)
     if members.size > 1:
         checks.check_symmetric(ctx, "A_sharded", a)
     return Call(ctx, problem, plan, out, a, b, bias, scales)
@@ -152,7 +152,10 @@ def check(
     scaled = arguments.check_scales(ctx, *scales, a.dtype)
     shape = tuple(bias.shape) if bias is not None else None
     transpose = arguments.letter(a) + arguments.letter(b)
-    return Problem(M, N, K, a.dtype, b.dtype, out.dtype, world_size, gather_dim, shape, transpose, activation, scaled)
+    aligned = all(map(arguments.aligned, (a, b, out)))
+    return Problem(
+        M, N, K, a.dtype, b.dtype, out.dtype, world_size, gather_dim, shape, transpose, activation, scaled, aligned
+    )
 
 
 def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:

@@ -29,7 +29,7 @@ from iris.ops.call import (
     tensor_facts,
     torch_refuses,
 )
-from iris.ops.choice import check_fits, fitted, float64_plan
+from iris.ops.choice import check_fits, fitted, float64_plan, known
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.operands import describe_a, describe_b, takes_descriptors
 from iris.ops.workspace import FusedWorkspace
@@ -37,6 +37,7 @@ from iris.runtime import checks, launch
 from iris.runtime.calls import Calls
 from iris.runtime.groups import Group
 from iris.tuning import Plan
+from iris.tuning.selection import Selection
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -165,7 +166,7 @@ def checked(ctx: Iris, members: Group, asked: Asked, out: Any, a: Any, b: Any, b
             raise ArgumentError(f"config must be a FusedConfig or None, got {type(asked.config).__name__}")
         asked.config.validate(members.size)
     reachable = members.size == 1 or not out.numel() or ctx.is_symmetric(out)
-    plan = _choose(ctx, problem, asked, torch_refuses(problem, members, asked.group, ctx), reachable)
+    plan = _choose(ctx, members, problem, asked, torch_refuses(problem, members, asked.group, ctx), reachable)
     if plan.algorithm == "fused" and not reachable:
         checks.check_symmetric(ctx, "output", out, "written")
     return Call(ctx, problem, plan, out, a, b, bias, asked.scales)
@@ -192,10 +193,11 @@ def _check(ctx: Iris, members: Group, asked: Asked, out: Any, a: Any, b: Any, bi
     return Problem(
         M, N, K, a.dtype, b.dtype, out.dtype, members.size, None, tuple(bias.shape) if bias is not None else None,
         arguments.letter(a) + arguments.letter(b), asked.activation, scaled,
+        all(map(arguments.aligned, (a, b, out))),
     )  # fmt: skip
 
 
-def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: bool) -> Plan:
+def _choose(ctx: Iris, members: Group, problem: Problem, asked: Asked, refusal: str, reachable: bool) -> Plan:
     """The plan. ``refusal``: why PyTorch cannot do it, or empty; ``reachable``: whether peers can write the output."""
     algorithm, config = asked.algorithm, asked.config
     if algorithm not in (None, *ALGORITHMS):
@@ -223,6 +225,14 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
         return plan("fused", "user", "the caller named it")
     if config is not None:
         return plan("fused", "user", "the caller gave a configuration, which is for the kernel")
+
+    def selected(found: Selection) -> FusedConfig:
+        usual = fitted(target, replace(problem, M=problem.M // problem.world_size))
+        return replace(usual, **found.params) if found.kind == "rule" else FusedConfig(**found.params)
+
+    found = known(ctx, OPERATION, problem, members, bool(refusal), selected)
+    if found is not None and (reachable or found.algorithm == "torch"):
+        return found
     if refusal:
         return plan("fused", "heuristic", refusal)
     if not reachable:
@@ -232,7 +242,7 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
         return plan("fused", "heuristic", "kernels run under the interpreter, so results matter and speed does not")
     if problem.world_size == 1:
         return plan("torch", "fallback", "one rank has nothing to gather, so PyTorch's matmul runs")
-    reason = "the library's kernel has not been measured yet, so PyTorch multiplies and gathers"
+    reason = "neither the kernel nor the cost model of it was measured yet, so PyTorch multiplies and gathers"
     return plan("torch", "fallback", reason)
 
 

@@ -12,7 +12,7 @@ from iris.ops import _moving_sums, arguments
 from iris.ops._matmul_reduce_kernel import ONE_SHOT, SCATTER, TWO_SHOT
 from iris.ops.arguments import Problem
 from iris.ops.call import FusedCall, given_facts, place_facts, plan_facts, tensor_facts, torch_refuses
-from iris.ops.choice import check_fits, fitted, float64_plan, tiles_for
+from iris.ops.choice import check_fits, fitted, float64_plan, known, predicted, tiles_for
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.division import divided, exchange_time
 from iris.ops.operands import takes_descriptors
@@ -22,6 +22,7 @@ from iris.runtime.calls import Calls, StreamOrder
 from iris.runtime.groups import Group
 from iris.runtime.links import link_of
 from iris.tuning import Plan
+from iris.tuning.selection import Selection
 from iris.tuning.steps import lookup
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def checked(ctx: Iris, members: Group, asked: Asked, out, a, b, bias) -> Call:
             raise ArgumentError(f"config must be a FusedConfig or None, got {type(asked.config).__name__}")
         asked.config.validate(members.size)
     reachable = members.size == 1 or not out.numel() or ctx.is_symmetric(out)
-    plan = _choose(ctx, problem, asked, torch_refuses(problem, members, asked.group, ctx), reachable)
+    plan = _choose(ctx, members, problem, asked, torch_refuses(problem, members, asked.group, ctx), reachable)
     if plan.algorithm in _WRITE_PEERS and not reachable:
         raise NotSymmetricError(
             f"C is written by the other ranks with algorithm {plan.algorithm!r}, so it must be on the symmetric heap; "
@@ -254,10 +255,11 @@ def _check(ctx: Iris, members: Group, asked: Asked, out: Any, a: Any, b: Any, bi
     return Problem(
         M, N, K, a.dtype, b.dtype, out.dtype, members.size, None, tuple(bias.shape) if bias is not None else None,
         arguments.letter(a) + arguments.letter(b), asked.activation, scaled,
+        all(map(arguments.aligned, (a, b, out))),
     )  # fmt: skip
 
 
-def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: bool) -> Plan:
+def _choose(ctx: Iris, members: Group, problem: Problem, asked: Asked, refusal: str, reachable: bool) -> Plan:
     """The plan. ``refusal``: why PyTorch cannot do it, or empty; ``reachable``: whether peers can write C."""
     operation, algorithm, config = asked.operation, asked.algorithm, asked.config
     if algorithm is None and config is not None:
@@ -273,20 +275,25 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
     if wide is not None:
         return wide
 
+    def tiles(taken: str) -> FusedConfig:
+        found = config
+        if found is None:
+            chunk = _ceil(problem.M, problem.world_size) if operation == REDUCE_SCATTER else problem.M
+            if taken in _moving_sums.ALGORITHMS:
+                found = _moving_sums.narrowed(fitted(ctx.target, replace(problem, M=chunk)))
+            else:
+                found = tiles_for(ctx, problem, chunk, problem.world_size if operation == REDUCE_SCATTER else 1)
+        return replace(found, all_reduce_variant=taken) if operation == ALL_REDUCE else found
+
     def plan(taken: str, source: str, why: str) -> Plan:
         if taken == "torch":
             return Plan(operation, taken, None, source, why, str(problem))
-        tiles = config
-        if tiles is None:
-            chunk = _ceil(problem.M, problem.world_size) if operation == REDUCE_SCATTER else problem.M
-            if taken in _moving_sums.ALGORITHMS:
-                tiles = _moving_sums.narrowed(fitted(ctx.target, replace(problem, M=chunk)))
-            else:
-                tiles = tiles_for(ctx, problem, chunk, problem.world_size if operation == REDUCE_SCATTER else 1)
-        check_fits(ctx.target, tiles, problem)
-        if operation == ALL_REDUCE:
-            tiles = replace(tiles, all_reduce_variant=taken)
-        return Plan(operation, taken, tiles, source, why, str(problem))
+        check_fits(ctx.target, tiles(taken), problem)
+        return Plan(operation, taken, tiles(taken), source, why, str(problem))
+
+    def selected(found: Selection) -> FusedConfig:
+        given = replace(tiles(found.algorithm), **found.params) if found.kind == "rule" else FusedConfig(**found.params)
+        return replace(given, all_reduce_variant=found.algorithm) if operation == ALL_REDUCE else given
 
     if algorithm == "torch":
         if config is not None:
@@ -295,6 +302,9 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
             raise UnsupportedError(f"algorithm 'torch' cannot do this: {refusal}; {ALGORITHMS[operation][-1]!r} can")
     if algorithm is not None:
         return plan(algorithm, "user", reason)
+    found = known(ctx, operation, problem, members, bool(refusal), selected)
+    if found is not None and (reachable or found.algorithm not in _WRITE_PEERS):
+        return found
     kernel = "fused" if operation == REDUCE_SCATTER else "two_shot" if reachable else "one_shot"
     if not ctx.target.compiled:
         return plan(kernel, "heuristic", "kernels run under the interpreter, so results matter and speed does not")
@@ -305,13 +315,12 @@ def _choose(ctx: Iris, problem: Problem, asked: Asked, refusal: str, reachable: 
     if problem.a_dtype.itemsize != 2:
         reason = "the library's kernels were measured with 16-bit types only, so PyTorch multiplies and adds"
         return plan("torch", "fallback", reason)
-    nbytes, link = problem.M * problem.N * problem.out_dtype.itemsize, link_of(ctx)
-    entry = lookup(operation, link, problem.world_size, nbytes)
-    upper = "and more" if entry.bytes_to is None else f"to {entry.bytes_to}"
-    reason = (
-        f"the sum has {nbytes} bytes; the table has it for {entry.bytes_from} {upper}, {problem.world_size} ranks, "
-        f"{link} ({entry.source})"
-    )
+    nbytes = problem.M * problem.N * problem.out_dtype.itemsize
+    entry = lookup(operation, link_of(ctx), problem.world_size, nbytes, ctx.target.product)
+    if entry is None:
+        ways = (kernel, "one_shot") if operation == ALL_REDUCE else (kernel,)
+        return predicted(ctx, operation, problem, [(way, tiles(way)) for way in dict.fromkeys(ways)])
+    reason = f"the sum has {nbytes} bytes; {entry.reason}"
     if entry.algorithm == "two_shot" and not reachable:
         return plan("one_shot", "heuristic", "the other ranks cannot write C, which is not on the symmetric heap")
     return plan(entry.algorithm, "exact" if entry.measured else "heuristic", reason)

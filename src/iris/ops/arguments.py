@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from iris._target import Target
     from iris.runtime.context import Iris
 
+ALIGNMENT = 16  # bytes
 # What may follow the product, with PyTorch's function for it. Kernels have theirs in iris.device.numeric.activate.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda value: value,
@@ -38,6 +39,7 @@ class Problem:
         transpose: two letters, N or T for A and B, as in BLAS: T when the columns are contiguous.
         activation: one of :data:`ACTIVATIONS`.
         scaled: whether there are scales of A and B.
+        aligned: whether rows, or columns, of all matrices begin at addresses that are copied at once.
     """
 
     M: int
@@ -52,6 +54,7 @@ class Problem:
     transpose: str
     activation: str = "none"
     scaled: bool = False
+    aligned: bool = True
 
     def __str__(self) -> str:
         names = [str(d).removeprefix("torch.") for d in (self.a_dtype, self.b_dtype, self.out_dtype)]
@@ -60,6 +63,12 @@ class Problem:
         epilogue = (", scaled" if self.scaled else "") + (f", {self.activation}" if self.activation != "none" else "")
         gathered = "" if self.gather_dim is None else f", gather_dim={self.gather_dim}"
         return f"{size} {dtypes} {self.transpose}, {self.world_size} ranks{gathered}{epilogue}"
+
+
+def aligned(matrix: torch.Tensor) -> bool:
+    """Whether the rows of a matrix, or its columns where those lie together, begin at multiples of 16 bytes."""
+    step = matrix.stride(1) if letter(matrix) == "T" else matrix.stride(0)
+    return matrix.data_ptr() % ALIGNMENT == 0 and step * matrix.element_size() % ALIGNMENT == 0
 
 
 def letter(matrix: torch.Tensor) -> str:

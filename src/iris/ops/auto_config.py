@@ -2,8 +2,8 @@
 
 :func:`select_ag_mm_config` asks, in this order: the package's table of measured configurations for just this problem,
 what was tuned on this machine (``iris tune``), the nearest measured case that beat PyTorch, the machine's rules, and
-the cost model. It neither runs anything nor needs a GPU; operations called without a configuration choose by the same
-data.
+the cost model. It neither runs anything nor needs a GPU. It asks what an operation asks that is called without a
+configuration (:func:`iris.ops.choice.decide`), so both give the same.
 
 A table speaks for its own machine. What was measured not to be faster than PyTorch's operations is not enabled,
 whichever way it was found: its parameters are there, and ``source`` says by how much it lost.
@@ -24,10 +24,16 @@ import torch
 
 from iris import _env, _target
 from iris.errors import ArgumentError, IrisError
+from iris.ops.arguments import ALIGNMENT, Problem
+from iris.ops.call import torch_lacks
+from iris.ops.choice import Decision, Place, decide, query_of
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.runtime.checks import FP8
-from iris.tuning import heuristics, tables
-from iris.tuning.query import Entry, Query, config_key
+from iris.tuning import store, tables
+from iris.tuning.autotune import params_of
+from iris.tuning.query import Query
+from iris.tuning.selection import TORCH, lacking
+from iris.tuning.store import Record
 
 __all__ = [
     "SUPPORTED_ARCHITECTURES",
@@ -57,6 +63,7 @@ _ALWAYS = (
     "k_per_flag", "num_fetch_sms", "num_fetch_stages", "first_stage_fetch_sms",
 )  # fmt: skip
 _MEMORY = 4096  # results that are remembered
+_STARTS = {"exact": "Exact match", "cache": "User cache", "nearest": "Nearest match"}
 
 
 class ConfigDisabledError(IrisError, RuntimeError):
@@ -68,7 +75,8 @@ class AutoConfigResult:
     """What was selected.
 
     Attributes:
-        enabled: whether the configuration is expected to beat PyTorch's all-gather and matmul.
+        enabled: whether an operation that is called without a configuration takes this one: it is expected to beat
+            PyTorch's all-gather and matmul, or those cannot do it.
         config_params: fields of :class:`FusedConfig`: tiles and launch options. Read-only.
         hbm_buffer_params: the further fields of :class:`iris.ops.config.HbmBufferConfig`. Read-only.
         source: where it comes from, beginning with ``Exact match``, ``User cache``, ``Nearest match``, ``Heuristic``,
@@ -169,15 +177,27 @@ def list_known_shapes(world_size: int, transpose: str = "NN", arch: str | None =
         options, entry = case.options, case.entry
         if case.world != world_size or options.get("transpose", transpose) != transpose:
             continue
-        sizes = dict(entry.sizes)
-        group = tables.group_of(_query(place, sizes, world_size, transpose, options.get("gather_dim", "1"), case.dtype))
+        asked = (("gather_dim", options.get("gather_dim", "1")), ("transpose", transpose))
+        group = tables.group_of(
+            Query(
+                _OPERATION,
+                place.product,
+                place.arch,
+                place.link,
+                world_size,
+                place.units,
+                case.dtype,
+                entry.sizes,
+                asked,
+            )
+        )
         if group is not None and not group.enabled:
             continue
         found.append(
             {
                 "shape_key": _shape_key(entry.sizes),
                 "label": entry.name,
-                **sizes,
+                **dict(entry.sizes),
                 "speedup": entry.speedup,
                 "milliseconds": entry.milliseconds,
                 "beats_torch": case.beats_torch,
@@ -295,201 +315,82 @@ def _select(M, N, K, world_size, transpose, arch, gather_dim, rows, dtype) -> Au
     place = _place(arch)
     if place.nothing:
         return AutoConfigResult(source=place.nothing, reason=place.nothing)
-    sizes = {"M": M, "N": N, "K": K}
-    query = _query(place, sizes, world_size, transpose, str(gather_dim), str(dtype).removeprefix("torch."))
-    return _known(query, place) or _ruled(query, place, _rules(query)) or _by_relative(query, place)
+    return _result(_problem(M, N, K, world_size, transpose, gather_dim, dtype), place)
 
 
-def _query(place: _Place, sizes: Mapping[str, int], world: int, transpose: str, gather_dim: str, dtype: str) -> Query:
-    return Query(
-        _OPERATION,
-        place.product,
-        place.arch,
-        place.link,
-        world,
-        place.units,
-        dtype,
-        tuple(sizes.items()),
-        (("gather_dim", gather_dim), ("transpose", transpose)),
-    )
+def _problem(M: int, N: int, K: int, world: int, transpose: str, gather_dim: int, dtype: torch.dtype) -> Problem:
+    """The problem without a bias and so on, with matrices that lie together."""
+    out = torch.int32 if dtype == torch.int8 else torch.bfloat16 if dtype in FP8 else dtype
+    depth = K // (world if gather_dim == 1 else 1)
+    steps = [depth if transpose[0] == "N" else M // (1 if gather_dim == 1 else world)]
+    steps.append(N if transpose[1] == "N" else K)
+    aligned = all(step * dtype.itemsize % ALIGNMENT == 0 for step in steps) and N * out.itemsize % ALIGNMENT == 0
+    return Problem(M, N, K, dtype, dtype, out, world, gather_dim, None, transpose, aligned=aligned)
 
 
-def _known(query: Query, place: _Place) -> AutoConfigResult | None:
-    """What was measured, here or for the package, at this size or near it, or is known of all sizes."""
-    entry, group = tables.exact(query), tables.group_of(query)
-    off = group is not None and not group.enabled
-    packaged = entry.key if entry is not None and tables.beats_torch(entry) and not off else config_key("torch", {})
-    record = next((one for asked, one in _user_records().items() if _same(asked, query)), None)
-    if record is not None and (entry is None or record.default_key == packaged):
-        return _of_entry(record, query, place, "User cache")
-    if off:
-        assert group is not None
-        return _of_entry(entry, query, place, f"Disabled by config: {group.reason}", enabled=False, source=group.source)
-    if entry is not None:
-        return _of_entry(entry, query, place, "Exact match")
-    near = tables.nearest(query)
-    if near is not None:
-        return _of_entry(near, query, place, "Nearest match")
-    slower = tables.nearest_slower(query)
-    if slower is not None:
-        return _of_entry(slower, query, place, "Nearest match")
-    against = tables.disabled(query)
-    if against:
-        source = group.source if group is not None else ""
-        start = "" if against.startswith("world_size=") else "Disabled by config: "
-        return _of_entry(None, query, place, f"{start}{against}", enabled=False, source=source)
-    if query.world == 1:
-        return _of_entry(None, query, place, "world_size=1: one rank has nothing to gather", enabled=False)
-    return None
-
-
-def _of_entry(
-    entry: Entry | None, query: Query, place: _Place, start: str, enabled: bool | None = None, source: str = ""
-) -> AutoConfigResult:
-    """A result with what was measured. ``start`` alone is the source where ``enabled`` is settled already."""
-    if entry is None:
-        return AutoConfigResult(False, source=_with_how(start, place), machine=query.machine, reason=source or start)
-    beats = tables.beats_torch(entry)
-    text = start
-    if enabled is None:
-        enabled = beats is True
-        figure = "not compared with PyTorch" if entry.speedup is None else f"measured {entry.speedup:.3f}x"
-        taken = "" if entry.milliseconds is None else f", {entry.milliseconds:g} ms"
-        verdict = "" if enabled or entry.speedup is None else ": PyTorch is faster"
-        imitated = ", over an imitated link" if entry.emulated else ""
-        where = f"{query.machine} ws{query.world} {dict(query.options)['transpose']}"
-        text = f"{start}: {where} {_shape_key(entry.sizes)} [{entry.name}], {figure}{taken}{imitated}{verdict}"
-    tiles, pipeline = _params(entry.params, entry.algorithm)
+def _result(problem: Problem, place: _Place) -> AutoConfigResult:
+    """What an operation that the caller leaves open would do, as a result."""
+    where = Place(replace(_target.KNOWN[place.product], compute_units=place.units), place.link, _user_records())
+    decision, query = decide(where, problem, torch_lacks(problem)), query_of(where, _OPERATION, problem)
+    found = decision.found
+    entry = None if found is None else found.entry
+    enabled = decision.plan.algorithm != TORCH
+    algorithm, params = decision.plan.algorithm, {} if decision.config is None else params_of(decision.config)
+    if not enabled and entry is not None:
+        # What lost keeps its parameters.
+        algorithm, params = entry.algorithm, entry.params
+    elif not enabled and decision.config is not None:
+        algorithm = "hbm_buffer" if found is None else found.algorithm
+    tiles, pipeline = _params(params, algorithm)
+    start = _source(decision, query, enabled)
     return AutoConfigResult(
         enabled=enabled,
         config_params=tiles,
         hbm_buffer_params=pipeline,
-        source=_with_how(text, place),
-        shape_key=_shape_key(entry.sizes),
-        speedup=entry.speedup,
-        beats_torch=beats,
-        milliseconds=entry.milliseconds,
+        source=f"{start} ({place.how})" if place.how else start,
+        shape_key=None if entry is None else _shape_key(entry.sizes),
+        speedup=None if entry is None else entry.speedup,
+        beats_torch=None if entry is None else tables.beats_torch(entry),
+        milliseconds=None if entry is None else entry.milliseconds,
         machine=query.machine,
-        algorithm=entry.algorithm,
-        reason=entry.source,
+        algorithm=algorithm,
+        reason=(found.origin if found is not None else "") or decision.plan.reason,
     )
 
 
-def _rules(query: Query, machine: str = "") -> dict[str, Any] | None:
-    return heuristics.configuration(machine or query.machine, _OPERATION, heuristics.features_of(query))
-
-
-def _ruled(query: Query, place: _Place, params: dict[str, Any] | None) -> AutoConfigResult | None:
-    """What the machine's own rules give; None without rules for the problem."""
-    if params is None:
-        return None
-    group = tables.group_of(query)
+def _source(decision: Decision, query: Query, enabled: bool) -> str:
+    """Where a decision comes from, in words that begin as :class:`AutoConfigResult` says."""
+    found, reason = decision.found, decision.plan.reason
     where = f"{query.machine} ws{query.world} {dict(query.options)['transpose']}"
-    text, enabled = f"Heuristic (no measured case near in {where})", True
-    if group is not None:
-        params = {**(group.defaults or {}), **params}
-        if not group.measured:
+    if found is None and decision.expected:
+        return f"Predicted ({lacking(query)}): {decision.expected}"
+    if found is None:
+        if query.world == 1 and not enabled:
+            return f"world_size=1: {reason}"
+        if not enabled and getattr(torch, query.dtype).itemsize != 2:
+            return f"Disabled by config: {reason}"
+        return f"Heuristic (no measured case near in {where}): {reason}"
+    if found.rules_of:
+        whose = f"{found.rules_of}, which has the same architecture {query.arch}"
+        return f"Heuristic of {whose} ({lacking(query)}): {decision.expected}"
+    if found.kind == "rule":
+        group = tables.group_of(query)
+        text = f"Heuristic (no measured case near in {where})"
+        if group is not None and not group.measured:
             text += f", {group.evidence}"
-    if params.get("algorithm") == "torch":
-        text += ": PyTorch's operations"
-    elif group is not None and group.evidence.startswith("unvalidated"):
-        # Nothing that was measured speaks for it.
-        enabled, text = _predicted(query, params, text)
-    return _of_params(params, query, place, enabled, text, heuristics.source(query.machine, _OPERATION))
-
-
-def _by_relative(query: Query, place: _Place) -> AutoConfigResult:
-    """What the rules of another machine with the same architecture give, or the library's own choice of tiles; the cost
-    model says whether it is worth it."""
-    worlds = sorted({group.world for group in _groups(query.machine)})
-    lacking = f"no table for {query.machine}"
-    if worlds:
-        lacking = f"no table for world_size={query.world} (there are {', '.join(map(str, worlds))})"
-        if query.world in worlds:
-            lacking = f"nothing near was measured on {query.machine} for gather_dim={dict(query.options)['gather_dim']}"
-            lacking += f", {query.dtype}"
-    for machine, target in _target.KNOWN.items():
-        if target.arch != query.arch or machine == query.machine:
-            continue
-        params = _rules(query, machine)
-        if params is not None:
-            start = f"Heuristic of {machine}, which has the same architecture {query.arch} ({lacking})"
-            enabled, text = _predicted(query, params, start)
-            return _of_params(params, query, place, enabled, text, heuristics.source(machine, _OPERATION))
-    params = _own_choice(query)
-    enabled, text = _predicted(query, params, "")
-    return _of_params(params, query, place, enabled, f"Predicted ({lacking}){text}", "the cost model, iris.tuning")
-
-
-def _groups(machine: str) -> tuple[tables.Group, ...]:
-    table = tables.load(_OPERATION, machine)
-    return table.groups if table else ()
-
-
-def _of_params(
-    params: Mapping[str, Any], query: Query, place: _Place, enabled: bool, source: str, reason: str
-) -> AutoConfigResult:
-    algorithm = heuristics.algorithm(query.machine, _OPERATION) or "hbm_buffer"
-    given = dict(params)
-    algorithm = given.pop("algorithm", algorithm)
-    tiles, pipeline = _params(given, algorithm)
-    return AutoConfigResult(
-        enabled=enabled and algorithm != "torch",
-        config_params=tiles,
-        hbm_buffer_params=pipeline,
-        source=_with_how(source, place),
-        machine=query.machine,
-        algorithm=algorithm,
-        reason=reason,
-    )
-
-
-def _predicted(query: Query, params: Mapping[str, Any], start: str) -> tuple[bool, str]:
-    """Whether the cost model expects the parameters to beat PyTorch, and ``start`` with what it expects."""
-    from iris.tuning import cost_model
-
-    given = dict(params)
-    algorithm = given.pop("algorithm", "hbm_buffer")
-    prediction = cost_model.predict(
-        query.operation,
-        query.machine,
-        query.sizes,
-        query.world,
-        query.dtype,
-        given,
-        algorithm=algorithm,
-        units=query.units,
-        gather_dim=int(dict(query.options)["gather_dim"]),
-    )
-    wins = prediction.speedup > 1.0
-    verdict = "" if wins else ", so PyTorch's operations are the better choice"
-    expected = f"the cost model expects {prediction.speedup:.2f}x PyTorch, {prediction.fused * 1e3:.3g} ms"
-    return wins, f"{start}: {expected}{verdict}"
-
-
-def _own_choice(query: Query) -> dict[str, Any]:
-    """The tiles and pieces that the operation itself would take on the machine."""
-    from iris.ops.arguments import Problem
-    from iris.ops.choice import staged
-
-    sizes, options, dtype = dict(query.sizes), dict(query.options), getattr(torch, query.dtype)
-    problem = Problem(
-        sizes["M"], sizes["N"], sizes["K"], dtype, dtype, dtype, query.world, int(options["gather_dim"]), None,
-        options["transpose"],
-    )  # fmt: skip
-    device: Any = _Device(replace(_target.KNOWN[query.machine], compute_units=query.units))
-    config = staged(device, problem, "hbm_buffer")
-    return {field.name: getattr(config, field.name) for field in fields(config)}
-
-
-@dataclass(frozen=True)
-class _Device:
-    """As much of a context as a choice of tiles asks."""
-
-    target: _target.Target
-
-    def get_cu_count(self) -> int:
-        return self.target.compute_units
+        if decision.expected:
+            return f"{text}: {decision.expected}"
+        return text if enabled else f"{text}: PyTorch's operations"
+    if found.kind == "disabled":
+        return found.brief if found.brief.startswith("world_size=") else f"Disabled by config: {found.brief}"
+    entry = found.entry
+    assert entry is not None, "the other kinds are measured cases"
+    figure = "not compared with PyTorch" if entry.speedup is None else f"measured {entry.speedup:.3f}x"
+    taken = "" if entry.milliseconds is None else f", {entry.milliseconds:g} ms"
+    imitated = ", over an imitated link" if entry.emulated else ""
+    verdict = "" if enabled or entry.speedup is None else ": PyTorch is faster"
+    case = f"{where} {_shape_key(entry.sizes)} [{entry.name}]"
+    return f"{_STARTS[found.kind]}: {case}, {figure}{taken}{imitated}{verdict}"
 
 
 def _params(params: Mapping[str, Any], algorithm: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -507,25 +408,9 @@ def _params(params: Mapping[str, Any], algorithm: str) -> tuple[dict[str, Any], 
 
 
 @cache
-def _user_records() -> Mapping[Query, Any]:
-    """What was tuned on this machine, newest first."""
-    from iris.tuning import store
-
-    records = store.read_all().items()
-    return dict(sorted(records, key=lambda item: item[1].date, reverse=True))
-
-
-def _same(asked: Query, query: Query) -> bool:
-    """Whether a tuned case is this problem, whatever its strides, epilogue and other details."""
-    names = ("operation", "machine", "link", "world", "units", "dtype", "sizes")
-    if any(getattr(asked, name) != getattr(query, name) for name in names):
-        return False
-    options = dict(asked.options)
-    return all(options.get(name, value) == value for name, value in query.options)
-
-
-def _with_how(source: str, place: _Place) -> str:
-    return f"{source} ({place.how})" if place.how else source
+def _user_records() -> Mapping[Query, Record]:
+    """What was tuned on this machine."""
+    return MappingProxyType(store.read_all())
 
 
 def _shape_key(sizes: tuple[tuple[str, int], ...]) -> str:

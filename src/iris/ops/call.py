@@ -97,12 +97,15 @@ def address(tensor: Any) -> int:
     return tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
 
 
+def torch_lacks(problem: Problem) -> str:
+    """Why PyTorch cannot multiply these types, wherever that is; empty when it can."""
+    return "PyTorch has no int8 matmul with int32 results on every device" if problem.a_dtype == torch.int8 else ""
+
+
 def torch_refuses(problem: Problem, members: Group, group: Any, ctx: Iris) -> str:
     """Why PyTorch's own operations cannot do this; empty when they can."""
-    if problem.a_dtype == torch.int8:
-        return "PyTorch has no int8 matmul with int32 results on every device"
-    if members.size == 1:
-        return ""
+    if torch_lacks(problem) or members.size == 1:
+        return torch_lacks(problem)
     if not isinstance(group, dist.ProcessGroup) and members.ranks != tuple(range(ctx.num_ranks)):
         return "a sequence of ranks is no process group of torch.distributed"
     return ""

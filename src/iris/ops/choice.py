@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from iris._target import KNOWN
 from iris.errors import ArgumentError, UnsupportedError
 from iris.ops.arguments import Problem
 from iris.ops.config import FusedConfig, HbmBufferConfig
-from iris.runtime.links import link_of
-from iris.tuning import Plan
+from iris.runtime.links import link_of, rate_of
+from iris.tuning import Plan, cost_model
+from iris.tuning.autotune import params_of
+from iris.tuning.query import Entry, Query
+from iris.tuning.selection import TORCH, Selection, lacking, select, unproven
 from iris.tuning.steps import lookup
 
 if TYPE_CHECKING:
     from iris._target import Target
     from iris.runtime.context import Iris
+    from iris.runtime.groups import Group
 
 _OPERATION = "all_gather_matmul"
+_STAGING = ("k_per_flag", "num_fetch_sms", "num_fetch_stages", "first_stage_fetch_sms")
 _STAGED = {"sm": "hbm_buffer", "copy_engine": "copy_engine"}  # algorithms with a staging buffer, by transport
 ALGORITHMS = ("torch", "pull", "hbm_buffer", "copy_engine")
 # Rows up to which A is read inside the K loop where PyTorch cannot do it: a staging buffer is one more way to go.
@@ -26,12 +33,56 @@ PULL_ROWS = 64
 # Programs that fetch, and bytes that they bring for one flag: 20 of them bring 600 GB/s in pieces of 256 KiB.
 _FETCHERS = 20
 _FLAG_BYTES = 256 << 10
+# By how much the cost model errs, by vendor of the machine: on AMD it was fitted to another kernel.
+_ERROR_OF_MODEL = {"nvidia": 0.1, "amd": 0.4}
 _STAGE_ROWS = 16  # of tiles, in a stage when A is sharded along M
 # Tiles for problems of one round, from large to small: rows, columns, depth, stages, warps; measured on an H200.
 _SMALLER_TILES = ((128, 128, 128, 3, 8), (64, 128, 128, 4, 8), (64, 64, 128, 6, 4))
 
 
-def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConfig | None, torch_refuses: str) -> Plan:
+@dataclass(frozen=True)
+class Place:
+    """As much of a context as a choice asks, where there is none.
+
+    Attributes:
+        target: the device, with the compute units that a rank has.
+        link: between the ranks, one of :data:`iris.runtime.links.LINKS`.
+        tuned: what was tuned there.
+    """
+
+    target: Target
+    link: str
+    tuned: Mapping[Query, Entry] = field(default_factory=dict, hash=False)
+
+    def get_cu_count(self) -> int:
+        return self.target.compute_units
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A plan and what it follows from.
+
+    Attributes:
+        plan: what is to run.
+        found: what was known of the problem, or the rule that the cost model was asked about; None when nothing was.
+        expected: what the cost model says; empty where it was not asked.
+        config: of the kernel that was thought of; None where none was, or PyTorch's operations are known to be better.
+    """
+
+    plan: Plan
+    found: Selection | None = None
+    expected: str = ""
+    config: FusedConfig | None = None
+
+
+def choose(
+    ctx: Iris,
+    problem: Problem,
+    algorithm: str | None,
+    config: FusedConfig | None,
+    torch_refuses: str,
+    members: Group | None = None,
+) -> Plan:
     """The plan of an all-gather + matmul.
 
     Args:
@@ -40,6 +91,7 @@ def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConf
         algorithm: the caller's algorithm, None when open.
         config: the caller's configuration, None when open.
         torch_refuses: why PyTorch's operations cannot do it; empty when they can.
+        members: the group; None where what was tuned on this machine does not count.
 
     Raises:
         ArgumentError: the caller named an unknown algorithm, or a configuration that does not fit the machine.
@@ -50,31 +102,210 @@ def choose(ctx: Iris, problem: Problem, algorithm: str | None, config: FusedConf
         return wide
     if algorithm is not None or config is not None:
         return _as_asked(ctx, problem, algorithm, config, torch_refuses)
-    target = ctx.target
+    return decide(ctx, problem, torch_refuses, members).plan
+
+
+def decide(place: Iris | Place, problem: Problem, torch_refuses: str, members: Group | None = None) -> Decision:
+    """The choice of an all-gather + matmul that the caller leaves open.
+
+    Args:
+        place: a context, or what stands for one.
+        problem, torch_refuses, members: as of :func:`choose`.
+    """
+
+    def decided(algorithm: str, config: FusedConfig | None, source: str, reason: str) -> Decision:
+        return Decision(_plan(algorithm, config, source, reason, problem), None, "", config)
+
+    target, found = place.target, _selected(place, _OPERATION, problem, members)
+    plan = _followed(
+        place, _OPERATION, problem, found, bool(torch_refuses), lambda one: configured(place, problem, one)
+    )
+    if plan is not None:
+        return Decision(plan, found, "", plan.config)
     if not target.compiled:
         reason = "kernels run under the interpreter, so results matter and speed does not"
-        return _plan("pull", fitted(target, problem), "heuristic", reason, problem)
+        return decided("pull", fitted(target, problem), "heuristic", reason)
     if torch_refuses:
         if problem.M <= PULL_ROWS or problem.world_size == 1:
-            return _plan("pull", fitted(target, problem), "heuristic", torch_refuses, problem)
-        return _plan("hbm_buffer", staged(ctx, problem, None), "heuristic", torch_refuses, problem)
+            return decided("pull", fitted(target, problem), "heuristic", torch_refuses)
+        return decided("hbm_buffer", staged(place, problem, None), "heuristic", torch_refuses)
     if problem.world_size == 1:
-        return _plan("torch", None, "fallback", "one rank has nothing to gather, so PyTorch's matmul runs", problem)
+        return decided("torch", None, "fallback", "one rank has nothing to gather, so PyTorch's matmul runs")
     if problem.a_dtype.itemsize != 2:
         reason = "the library's kernels were measured with 16-bit types only, so PyTorch gathers and multiplies"
-        return _plan("torch", None, "fallback", reason, problem)
+        return decided("torch", None, "fallback", reason)
     received = problem.M * problem.K * 2 * (problem.world_size - 1) // problem.world_size
-    link = link_of(ctx)
-    entry = lookup(_OPERATION, link, problem.world_size, received, gather_dim=str(problem.gather_dim))
-    upper = "and more" if entry.bytes_to is None else f"to {entry.bytes_to}"
-    reason = (
-        f"a rank receives {received} bytes; the table has it for {entry.bytes_from} {upper}, {problem.world_size} "
-        f"ranks, {link} ({entry.source})"
+    entry = lookup(
+        _OPERATION, _link(place), problem.world_size, received, target.product, gather_dim=str(problem.gather_dim)
     )
-    if entry.algorithm == "torch":
-        return _plan("torch", None, "fallback", reason, problem)
-    config = staged(ctx, problem, entry.algorithm)
-    return _plan(entry.algorithm, config, "exact" if entry.measured else "heuristic", reason, problem)
+    if entry is not None:
+        reason = f"a rank receives {received} bytes; {entry.reason}"
+        if entry.algorithm == "torch":
+            return decided("torch", None, "fallback", reason)
+        config = staged(place, problem, entry.algorithm)
+        return decided(entry.algorithm, config, "exact" if entry.measured else "heuristic", reason)
+    rule = unproven(query_of(place, _OPERATION, problem))
+    by_rule = None
+    if rule is not None:
+        config = _fitting(place, problem, configured(place, problem, rule))
+        if config is not None:
+            by_rule = _predicted(place, _OPERATION, problem, [(rule.algorithm, config)], rule)
+            if by_rule.plan.algorithm != TORCH:
+                return by_rule
+    own = _predicted(place, _OPERATION, problem, [("hbm_buffer", staged(place, problem, None))])
+    return own if by_rule is None or own.plan.algorithm != TORCH else by_rule
+
+
+def query_of(place: Iris | Place, operation: str, problem: Problem) -> Query:
+    """What tables, rules and what was tuned on this machine are asked."""
+    target, world = place.target, problem.world_size
+    adds = operation in ("matmul_all_reduce", "matmul_reduce_scatter")
+    options = (("transpose", problem.transpose),)
+    if problem.gather_dim is not None:
+        options = (("gather_dim", str(problem.gather_dim)), *options)
+    named = {"B": problem.b_dtype, "out": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
+    named |= {"scaled": problem.scaled, "aligned": problem.aligned}
+    if problem.a_dtype == torch.float32:
+        named["precision"] = torch.get_float32_matmul_precision()
+    return Query(
+        operation,
+        target.product,
+        target.arch,
+        _link(place),
+        world,
+        place.get_cu_count(),
+        str(problem.a_dtype).removeprefix("torch."),
+        # Where products are added, each rank has a part of the K of the whole one.
+        (("M", problem.M), ("N", problem.N), ("K", problem.K * (world if adds else 1))),
+        options,
+        tuple((name, str(value).removeprefix("torch.")) for name, value in named.items()),
+    )
+
+
+def known(
+    ctx: Iris,
+    operation: str,
+    problem: Problem,
+    members: Group | None,
+    torch_refused: bool,
+    configured: Callable[[Selection], FusedConfig],
+) -> Plan | None:
+    """The plan that follows from what was measured, tuned or derived for the problem; None when nothing is known of it.
+
+    Args:
+        ctx: the context.
+        operation: its name.
+        problem: what is asked.
+        members: the group; None where what was tuned on this machine does not count.
+        torch_refused: whether PyTorch's operations cannot do it, so that they are no answer.
+        configured: the configuration of a kernel that was selected. Raises ArgumentError where it does not fit.
+    """
+    found = _selected(ctx, operation, problem, members)
+    return _followed(ctx, operation, problem, found, torch_refused, configured)
+
+
+def _selected(place: Iris | Place, operation: str, problem: Problem, members: Group | None) -> Selection | None:
+    query = query_of(place, operation, problem)
+    if isinstance(place, Place):
+        record = place.tuned.get(query)
+    else:
+        record = None if members is None else place.service("tuned").find(query, members)
+    return select(query, record)
+
+
+def _followed(
+    place: Iris | Place,
+    operation: str,
+    problem: Problem,
+    found: Selection | None,
+    torch_refused: bool,
+    configured: Callable[[Selection], FusedConfig],
+) -> Plan | None:
+    if found is None or (found.algorithm == TORCH and torch_refused):
+        return None
+    if found.algorithm == TORCH:
+        return Plan(operation, TORCH, None, found.source, found.reason, str(problem))
+    config = configured(found)
+    # A case or a rule for other sizes need not fit these.
+    if found.kind in ("nearest", "rule") and _fitting(place, problem, config) is None:
+        return None
+    config.validate(problem.world_size)
+    check_fits(place.target, config, problem)
+    return Plan(operation, found.algorithm, config, found.source, found.reason, str(problem), found.speedup)
+
+
+def _fitting(place: Iris | Place, problem: Problem, config: FusedConfig) -> FusedConfig | None:
+    try:
+        config.validate(problem.world_size)
+        check_fits(place.target, config, problem)
+    except ArgumentError:
+        return None
+    return config
+
+
+def _link(place: Iris | Place) -> str:
+    return place.link if isinstance(place, Place) else link_of(place)
+
+
+def configured(place: Iris | Place, problem: Problem, found: Selection) -> FusedConfig:
+    """The configuration of an all-gather + matmul that was selected.
+
+    Args:
+        place: a context, or what stands for one.
+        problem: what is asked.
+        found: what was selected. A rule may set fields of :class:`Bringing`: then the problem decides the numbers.
+    """
+    params = dict(found.params)
+    bringing = {field.name: params.pop(field.name) for field in fields(Bringing) if field.name in params}
+    if found.algorithm == "pull":
+        return FusedConfig(**params)
+    if found.kind != "rule" or any(name in params for name in _STAGING):
+        if found.algorithm == "copy_engine":
+            params["transport"] = "copy_engine"
+        return HbmBufferConfig(**params)
+    tiles = replace(staged_tiles(place, problem), **params)
+    return staged(place, problem, found.algorithm, tiles, Bringing(**bringing))
+
+
+def predicted(ctx: Iris, operation: str, problem: Problem, ways: Iterable[tuple[str, FusedConfig]]) -> Plan:
+    """The plan by the cost model: the best of ``ways`` where that is expected to beat PyTorch's operations by more than
+    the model errs, and those otherwise."""
+    return _predicted(ctx, operation, problem, ways).plan
+
+
+def _predicted(
+    place: Iris | Place,
+    operation: str,
+    problem: Problem,
+    ways: Iterable[tuple[str, FusedConfig]],
+    rule: Selection | None = None,
+) -> Decision:
+    """As :func:`predicted`. ``rule``: whose ways they are; None for the library's own choice."""
+    target, shown = place.target, str(problem)
+    query = query_of(place, operation, problem)
+    if target.product not in KNOWN:
+        reason = f"nothing was measured for {target.name}, and the cost model does not know it, so PyTorch runs"
+        return Decision(Plan(operation, TORCH, None, "fallback", reason, shown), rule, reason)
+    configs = dict(ways)
+    best = cost_model.rank(
+        [(algorithm, params_of(config)) for algorithm, config in configs.items()],
+        operation, target.product, dict(query.sizes), query.world, query.dtype,
+        gather_dim=1 if problem.gather_dim is None else problem.gather_dim, units=query.units,
+        # The model has the rate of the links that the machine's devices have of their own.
+        link_gbps=None if query.link == target.link else rate_of(query.link, max(1, query.world - 1)) / 1e9,
+    )[0]  # fmt: skip
+    wanted, config, speedup = 1 + _ERROR_OF_MODEL[target.vendor], configs[best.algorithm], best.prediction.speedup
+    expected = (
+        f"the cost model expects {best.algorithm} to take {best.prediction.fused * 1e3:.3g} ms over {query.link}, "
+        f"{speedup:.2f}x PyTorch"
+    )
+    if speedup < wanted:
+        expected += f", and it is taken from {wanted:.2f}x on, because of the model's error"
+    reason = f"{lacking(query)}; {'' if rule is None else f'{rule.reason}; '}{expected}"
+    if speedup < wanted:
+        return Decision(Plan(operation, TORCH, None, "fallback", reason, shown), rule, expected, config)
+    plan = Plan(operation, best.algorithm, config, "predicted", reason, shown, speedup)
+    return Decision(plan, rule, expected, config)
 
 
 def float64_plan(
@@ -189,27 +420,61 @@ def _as_asked(
     return _plan(kernel, config, "user", reason, problem)
 
 
-def staged(ctx: Iris, problem: Problem, algorithm: str | None, tiles: FusedConfig | None = None) -> HbmBufferConfig:
+@dataclass(frozen=True)
+class Bringing:
+    """How shards are brought to a staging buffer, before a problem decides the numbers.
+
+    Attributes:
+        fetchers: programs that fetch; a quarter of the programs at most.
+        stage: rows of tiles of a stage, in times of those that a round of all programs multiplies.
+        flag_bytes: the most that is brought for one flag.
+    """
+
+    fetchers: int = _FETCHERS
+    stage: float = 1.0
+    flag_bytes: int = _FLAG_BYTES
+
+
+def usual_bringing(problem: Problem) -> Bringing:
+    """How shards are brought where no rule says."""
+    # Of a stage every peer brings its rows, so with more peers fewer rows each: else the first tiles wait long for the
+    # last peer's. A rank alone with an imitated link, 8 ranks, M=16384: a quarter of the rows takes 15 to 26 % less.
+    if problem.gather_dim == 0:
+        return Bringing(stage=2 / problem.world_size)
+    # Of each flag's blocks every peer brings its own before a tile goes on: smaller pieces, 1 to 18 % less.
+    return Bringing(flag_bytes=_FLAG_BYTES // 2)
+
+
+def staged_tiles(ctx: Iris | Place, problem: Problem) -> FusedConfig:
+    """Tiles that fit the problem where shards are staged."""
+    tiles = fitted(ctx.target, problem)
+    return replace(tiles, group_size_m=16) if tiles.block_size_m * tiles.block_size_n >= 128 * 256 else tiles
+
+
+def staged(
+    ctx: Iris | Place,
+    problem: Problem,
+    algorithm: str | None,
+    tiles: FusedConfig | None = None,
+    bringing: Bringing | None = None,
+) -> HbmBufferConfig:
     """A configuration with a staging buffer: ``tiles``, or tiles that fit the problem, and how shards are brought."""
-    if tiles is None:
-        tiles = fitted(ctx.target, problem)
-        if tiles.block_size_m * tiles.block_size_n >= 128 * 256:
-            tiles = replace(tiles, group_size_m=16)
+    tiles, how = tiles or staged_tiles(ctx, problem), bringing or usual_bringing(problem)
     programs = tiles.num_sms or ctx.get_cu_count()
     rows = problem.M // (problem.world_size if problem.gather_dim == 0 else 1)
     tiles_m, tiles_n = -(-rows // tiles.block_size_m), -(-problem.N // tiles.block_size_n)
     # A stage is what one wave of programs multiplies. It has those rows of every part when A is sharded along M.
     parts = max(1, problem.world_size - 1) if problem.gather_dim == 0 else 1
-    stage = max(1, programs // max(1, tiles_n * parts))
+    stage = max(1, round(how.stage * (programs // max(1, tiles_n * parts))))
     if problem.gather_dim == 0:
         # The own shard is multiplied first, so a stage may be larger, and its tiles then share more of B.
-        stage = max(stage, _STAGE_ROWS)
-    fetchers = max(1, min(_FETCHERS, programs // 4))
+        stage = max(stage, round(how.stage * _STAGE_ROWS))
+    fetchers = max(1, min(how.fetchers, programs // 4))
     # Pieces as large as pays, but enough of them for all fetchers.
     depth = problem.K // (problem.world_size if problem.gather_dim == 1 else 1)
     blocks = tiles_m * -(-depth // tiles.block_size_k) * (problem.world_size - 1)
     block_bytes = tiles.block_size_m * tiles.block_size_k * problem.a_dtype.itemsize
-    k_per_flag = min(_FLAG_BYTES // block_bytes, blocks // (2 * fetchers))
+    k_per_flag = min(how.flag_bytes // block_bytes, blocks // (2 * fetchers))
     given = {field.name: getattr(tiles, field.name) for field in fields(FusedConfig)}
     return HbmBufferConfig(
         **given,

@@ -41,7 +41,12 @@ def incoming_rate(ctx: Iris, peers: int) -> float:
     gpu = getattr(current_world(), "gpu", None) if ctx.runtime == "loopback" else None
     if gpu is not None and gpu.link_gbps:  # an imitated link
         return gpu.link_gbps * 1e9 * (peers if gpu.link_per_peer else 1)
-    link = link_of(ctx)
+    return rate_of(link_of(ctx), peers)
+
+
+def rate_of(link: str, peers: int) -> float:
+    """Bytes a second that a rank can receive over a link from so many peers at once; infinite where ranks share
+    memory."""
     return _EACH[link] * peers if link in _EACH else _TOGETHER.get(link, math.inf)
 
 

@@ -16,18 +16,13 @@ class Entry:
 
     Attributes:
         algorithm: name of the algorithm.
-        bytes_from, bytes_to: the sizes for which it says so; None for no upper bound.
-        source: where the row comes from.
+        measured: whether it was measured on such a machine.
+        reason: which row says so and where that comes from, in words.
     """
 
     algorithm: str
-    bytes_from: int
-    bytes_to: int | None
-    source: str
-
-    @property
-    def measured(self) -> bool:
-        return not self.source.startswith("heuristic")
+    measured: bool
+    reason: str
 
 
 @cache
@@ -37,18 +32,17 @@ def rows(table: str) -> list[dict[str, Any]]:
 
 
 @cache
-def lookup(table: str, link: str, world: int, nbytes: int, **keys: str) -> Entry:
-    """What a table says.
+def lookup(table: str, link: str, world: int, nbytes: int, machine: str, **keys: str) -> Entry | None:
+    """What a table says; None where it has no row.
 
     Args:
         table: its name.
         link: one of :data:`iris.runtime.links.LINKS`.
         world: number of ranks, at least 2.
         nbytes: bytes, as the table counts them.
+        machine: :attr:`iris._target.Target.product`. A row that was measured on another machine with the same link is
+            a guess, and the reason says so.
         keys: further columns of the table; a row without one is for all values.
-
-    Raises:
-        KeyError: the table has no row; a fault of the table.
     """
     for row in rows(table):
         least, most = row["world"]
@@ -58,6 +52,10 @@ def lookup(table: str, link: str, world: int, nbytes: int, **keys: str) -> Entry
             for step in row["steps"]:
                 end = step.get("up_to_bytes")
                 if end is None or nbytes <= end:
-                    return Entry(step["algorithm"], start, end, row["source"])
+                    upper = "and more" if end is None else f"to {end}"
+                    where = f"the table has {step['algorithm']} for {start} {upper} bytes, {world} ranks, {link}"
+                    measured = row.get("machine")
+                    guess = f"; a guess for {machine or 'this device'}" if measured not in (None, machine) else ""
+                    return Entry(step["algorithm"], measured == machine, f"{where} ({row['source']}{guess})")
                 start = end + 1
-    raise KeyError(f"data/{table}.json has no row for {link}, {world} ranks, {nbytes} bytes {keys or ''}")
+    return None

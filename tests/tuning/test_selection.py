@@ -256,7 +256,8 @@ def test_no_machine_takes_what_another_has(everything):
     "other",
     [
         {"link": "pcie"}, {"world": 4}, {"dtype": "float32"}, {"operation": "matmul_all_gather"}, {"machine": ""},
-        {"options": (("gather_dim", "0"), ("transpose", "NN"))}, {"options": (("gather_dim", "1"), ("transpose", "NT"))},
+        {"options": (("gather_dim", "0"), ("transpose", "NN"))},
+        {"options": (("gather_dim", "1"), ("transpose", "NT"))},
         {"sizes": (("M", 2048), ("N", 4096), ("K", 1024))}, {"units": 20},
     ],
     ids=lambda other: next(iter(other)),

@@ -116,7 +116,7 @@ def decide(place: Iris | Place, problem: Problem, torch_refuses: str, members: G
     def decided(algorithm: str, config: FusedConfig | None, source: str, reason: str) -> Decision:
         return Decision(_plan(algorithm, config, source, reason, problem), None, "", config)
 
-    target, found = place.target, _selected(place, _OPERATION, problem, members)
+    target, found = place.target, _selected(place, _OPERATION, problem, members, bool(torch_refuses))
     plan = _followed(
         place, _OPERATION, problem, found, bool(torch_refuses), lambda one: configured(place, problem, one)
     )
@@ -200,17 +200,27 @@ def known(
         torch_refused: whether PyTorch's operations cannot do it, so that they are no answer.
         configured: the configuration of a kernel that was selected. Raises ArgumentError where it does not fit.
     """
-    found = _selected(ctx, operation, problem, members)
+    found = _selected(ctx, operation, problem, members, torch_refused)
     return _followed(ctx, operation, problem, found, torch_refused, configured)
 
 
-def _selected(place: Iris | Place, operation: str, problem: Problem, members: Group | None) -> Selection | None:
+def _selected(
+    place: Iris | Place, operation: str, problem: Problem, members: Group | None, torch_refused: bool
+) -> Selection | None:
     query = query_of(place, operation, problem)
     if isinstance(place, Place):
         record = place.tuned.get(query)
     else:
         record = None if members is None else place.service("tuned").find(query, members)
+    if record is not None and not torch_refused and not _met_torch(record):
+        record = None
     return select(query, record)
+
+
+def _met_torch(record: Entry) -> bool:
+    """Whether PyTorch's operations were tried beside what was tuned. They are not where they cannot do it, as for a list
+    of ranks, and then the record says nothing to a caller for whom they can."""
+    return record.speedup is not None or TORCH in (record.algorithm, *dict(getattr(record, "candidates", ())))
 
 
 def _followed(

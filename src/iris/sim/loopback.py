@@ -181,6 +181,10 @@ def share_gpu(
     _replace(stack, torch.cuda, "synchronize", gpu.synchronize)
     _replace(stack, torch.cuda.Stream, "synchronize", lambda stream: gpu.wait([stream.record_event()], "a stream"))
     _replace(stack, torch.cuda.Event, "synchronize", lambda event: gpu.wait([event], "an event"))
+    empty_cache = torch.cuda.empty_cache
+    # Memory is given back when no kernel runs: CUDA would wait for kernels that may wait for what this rank has yet to
+    # launch, until their time is up. Every capture of a graph begins with that.
+    _replace(stack, torch.cuda, "empty_cache", lambda: empty_cache() if gpu.idle() else None)
     _hold_first_launches(stack, world, gpu)
     stack.enter_context(_HostReads(gpu))
     return gpu.carry

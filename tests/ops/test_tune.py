@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import iris
 from iris import _target
 from iris.errors import ArgumentError, CaptureError, RankMismatch, UnsupportedError
 from iris.ops import _candidates, choice
@@ -24,6 +25,8 @@ from iris.tuning.query import Query
 OPERATIONS = ("all_gather_matmul", "matmul_all_gather", "matmul_all_reduce", "matmul_reduce_scatter")
 slow = partial(pytest.param, marks=pytest.mark.slow)
 every_operation = pytest.mark.parametrize("operation", OPERATIONS)
+# Two of the three that have a body of their own.
+some_operations = pytest.mark.parametrize("operation", [*OPERATIONS[::3], *map(slow, OPERATIONS[1:3])])
 
 
 def integers(shape, seed):
@@ -109,13 +112,15 @@ def body_tune(ctx, operation, place, best):
 def test_tuning_finds_the_best_and_the_result_is_right(ranks, world, operation, tmp_path):
     answers = ranks(world).run(body_tune, operation, str(tmp_path), 2)
     assert all(answer == answers[0] for answer in answers)
-    tried, winner, _, same = answers[0]
+    tried, winner, plan, same = answers[0]
     assert [failure for _, _, failure in tried] == [""] * len(tried)
     assert tried[1][1] == "torch"
     assert 3 <= len(tried) <= 4
     assert winner == tried[2][0]
     assert same
+    assert (plan[0], plan[2]) == (tried[2][1], "cache")
     saved = store_of(tmp_path, operation)
+    assert saved["params"] == plan[1]
     assert (saved["name"], saved["algorithm"]) == tried[2][:2]
     assert saved["candidates"] == {name: 1.0 if i == 2 else 2.0 for i, (name, _, _) in enumerate(tried)}
 
@@ -125,14 +130,35 @@ def store_of(place, operation):
     return record
 
 
+def body_later(ctx, place):
+    """A context that is made afterwards takes what was tuned, without being asked to tune."""
+    args, expected = arguments(ctx, "matmul_reduce_scatter", N=32)
+    os.environ["IRIS_CACHE_DIR"] = place
+    try:
+        with autotune.using(timer=Times(2), candidates=3):
+            plan = call(ctx, "matmul_reduce_scatter", args, tune=True).plan
+        later = iris.iris(1 << 22)
+        found = later.ops.explain("matmul_reduce_scatter", *args)
+        ran = call(later, "matmul_reduce_scatter", args).plan
+        check(ctx, args, expected)
+    finally:
+        del os.environ["IRIS_CACHE_DIR"]
+    return plan.source, found.source, found.config == plan.config == ran.config, "tuned on this machine" in ran.reason
+
+
+@pytest.mark.parametrize("world", [2])
+def test_later_contexts_take_what_was_tuned(ranks, world, tmp_path):
+    assert ranks(world).run(body_later, str(tmp_path)) == [("cache", "cache", True, True)] * world
+
+
 def body_untuned(ctx, operation):
-    args, expected = arguments(ctx, operation)
+    args, expected = arguments(ctx, operation, N=20)
     plan = call(ctx, operation, args, tune=True).plan
     check(ctx, args, expected)
     return plan.reason, plan.source, call(ctx, operation, args).plan.reason
 
 
-@every_operation
+@some_operations
 @pytest.mark.parametrize("world", [2])
 def test_under_the_interpreter_nothing_is_tuned_and_the_plan_says_so(ranks, world, operation):
     for reason, source, usual in ranks(world).run(body_untuned, operation):
@@ -143,7 +169,7 @@ def test_under_the_interpreter_nothing_is_tuned_and_the_plan_says_so(ranks, worl
 
 def body_fails(ctx, place):
     """A candidate that cannot be timed on one rank, in an operation."""
-    args, expected = arguments(ctx, "all_gather_matmul")
+    args, expected = arguments(ctx, "all_gather_matmul", N=28)
     os.environ["IRIS_CACHE_DIR"] = place
 
     def timer(ctx, candidate):
@@ -175,7 +201,7 @@ def body_named(ctx, operation):
             call(ctx, operation, args, tune=True, **given)
 
 
-@every_operation
+@some_operations
 @pytest.mark.parametrize("world", [1])
 def test_what_tuning_decides_cannot_be_given(ranks, world, operation):
     ranks(world).run(body_named, operation)
@@ -246,7 +272,7 @@ def body_wide(ctx, operation):
         call(ctx, operation, args, allow_fallback=False)
 
 
-@every_operation
+@some_operations
 @pytest.mark.parametrize("world", [2])
 def test_without_fallback_every_operation_refuses_what_only_torch_does(ranks, world, operation):
     ranks(world).run(body_wide, operation)
@@ -258,7 +284,7 @@ def body_disagree(ctx, operation, option):
     call(ctx, operation, args, **{option: ctx.get_rank() == 0})
 
 
-@every_operation
+@some_operations
 @pytest.mark.parametrize("option", ["tune", "allow_fallback"])
 @pytest.mark.parametrize("world", [2])
 def test_ranks_that_give_different_options_are_told(ranks, world, operation, option):
@@ -354,7 +380,11 @@ def tried(target, operation, posed, default=("torch", None), reachable=True, tor
 
 
 @every_operation
-@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.product)
+@pytest.mark.parametrize(
+    "target",
+    [t if t.product in ("h200", "mi300x") else slow(t) for t in TARGETS],
+    ids=lambda t: t.product,
+)
 def test_candidates_begin_with_the_default_and_torch_and_all_are_valid(target, operation):
     posed = problem(gather_dim=1 if operation == "all_gather_matmul" else None)
     default = choice.fitted(target, posed)
@@ -428,7 +458,7 @@ def test_float64_is_for_torch_alone():
 @pytest.mark.parametrize("rows", [1, 17, 100])
 def test_few_rows_have_small_tiles(rows, monkeypatch):
     # Published rules do not look at how many there are.
-    monkeypatch.setattr(_candidates, "_by_rule", lambda ctx, query: [])
+    monkeypatch.setattr(_candidates, "_by_rule", lambda ctx, problem, query: [])
     monkeypatch.setattr(_candidates, "_from_tables", lambda ctx, query: [])
     for target in TARGETS:
         for _, config in tried(target, "all_gather_matmul", problem(M=rows)).values():

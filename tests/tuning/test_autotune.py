@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from iris.errors import ArgumentError, RankMismatch, UnsupportedError, WaitTimeout
+from iris.runtime.groups import Group
 from iris.runtime.logs import logger
 from iris.tuning import autotune, store
 from iris.tuning.autotune import Candidate, params_of
@@ -420,6 +422,67 @@ def test_the_first_rank_says_what_goes_on():
     assert {rank for rank, text in lines if "tun" in text} == {0}
     assert "2 candidates" in told[0]
     assert "<- taken" in told[-1]
+
+
+class Recorder:
+    """A context and a device that write down what is asked of them."""
+
+    runtime = "gpu"
+
+    def __init__(self, monkeypatch):
+        self.done = []
+        self.ticks = iter(range(1000))
+        monkeypatch.setattr(autotune, "GpuTimer", lambda device: self)
+        monkeypatch.setattr(autotune.torch.cuda, "_sleep", lambda cycles: self.done.append(("sleep", cycles)))
+        monkeypatch.setattr(autotune.torch.cuda, "Event", lambda enable_timing: Stamp(self))
+        self.synchronize = partial(self.done.append, "synchronize")
+        self.flush = partial(self.done.append, "flush")
+        self.device_barrier = lambda ranks: self.done.append(("meet", ranks))
+
+    def get_num_ranks(self):
+        return 4
+
+    def get_device(self):
+        return "cuda:0"
+
+    def current_stream(self):
+        return "stream"
+
+
+class Stamp:
+    def __init__(self, device):
+        self.device = device
+
+    def record(self, stream):
+        assert stream == "stream"
+        self.tick = next(self.device.ticks)
+        self.device.done.append("stamp")
+
+    def elapsed_time(self, end):
+        return end.tick - self.tick
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (3, 1)])
+def test_a_call_is_timed_on_the_device_from_where_the_ranks_have_met(monkeypatch, ranks):
+    device = Recorder(monkeypatch)
+    candidate = Candidate("one", "pull", {}, lambda: device.done.append("call"))
+    clock = autotune._Clock(device, Group(ranks, 0))
+    clock.warm(candidate)
+    met = ("meet", None if len(ranks) == 4 else ranks)
+    assert device.done == [met, "call", "synchronize"] * 2
+    device.done.clear()
+    times = []
+    clock.sample(candidate, times)
+    assert times == [1]
+    flush, (slept, cycles), *rest = device.done
+    assert (flush, slept) == ("flush", "sleep")
+    assert rest == [met, "stamp", "call", "stamp", "synchronize"]
+    # The device sleeps while the host issues the call, also where that takes long, but not for ever.
+    assert cycles >= 200 * 2000
+    clock._busy_us["one"] = 1e9
+    device.done.clear()
+    clock.sample(candidate, times)
+    assert cycles < device.done[1][1] < 1e9
 
 
 def test_parameters_are_the_fields_without_their_defaults():

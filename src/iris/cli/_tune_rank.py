@@ -44,6 +44,9 @@ def run(ctx: Iris, request: Request) -> int:
     ctx.service("tuned").forget()  # who asks for it wants it measured again
     failed = 0
     for number, sizes in enumerate(request.sizes):
+        shown = f"{request.operation} {'x'.join(map(str, sizes))}"
+        if ctx.get_rank() == 0:
+            print(f"{shown}: up to {request.candidates} candidates ({number + 1} of {len(request.sizes)})", flush=True)
         call, check = (_product if request.operation in PRODUCTS else _collective)(ctx, request, sizes, number)
         told: list[autotune.Tuning] = []
         text = ""
@@ -60,7 +63,7 @@ def run(ctx: Iris, request: Request) -> int:
             for tuning in told:
                 show(tuning)
             if text:
-                print(f"{request.operation} {'x'.join(map(str, sizes))}: {text}", flush=True)
+                print(f"{shown}: {text}", flush=True)
     return failed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -9,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.errors import ArgumentError, IrisError
-from iris.ops import choice
 from iris.ops.arguments import Problem
 from iris.ops.call import torch_refuses
-from iris.ops.choice import check_fits, fitted, staged
+from iris.ops.choice import check_fits, configured, fitted, query_of, staged
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.runtime.groups import Group
-from iris.runtime.links import incoming_rate, link_of
+from iris.runtime.links import incoming_rate
 from iris.tuning import autotune, cost_model, heuristics, tables
 from iris.tuning.autotune import Candidate, params_of
 from iris.tuning.plan import Plan
 from iris.tuning.query import Entry, Query
+from iris.tuning.selection import Selection, packaged_key
 
 if TYPE_CHECKING:
     from iris._target import Target
@@ -84,7 +85,7 @@ def tuner(
         reason = autotune.pointless(ctx)
         if reason:
             return reason
-        query = _query_of(ctx, plan.operation, problem)
+        query = query_of(ctx, plan.operation, problem)
         if ctx.service("tuned").settled(query, members):
             return ""
         reachable = members.size == 1 or written is None or ctx.is_symmetric(written)
@@ -92,7 +93,8 @@ def tuner(
         ways = candidates(ctx, plan, problem, query, reachable, refused, autotune.options().candidates)
         if len(ways) < 2:
             return "there is nothing to choose from, so nothing was tuned"
-        autotune.tune(ctx, members, query, [_candidate(name, way, run) for name, way in ways.items()])
+        listed = [_candidate(name, way, run) for name, way in ways.items()]
+        autotune.tune(ctx, members, query, listed, packaged_key(query) if tables.exact(query) else None)
         return ""
 
     return tune
@@ -133,22 +135,26 @@ def candidates(
     add((plan.algorithm, plan.config))
     if not torch_refused:
         add(("torch", None))
-    for way in [*_from_tables(ctx, query), *_by_rule(ctx, query)]:
+    for way in [*_from_tables(ctx, query), *_by_rule(ctx, problem, query)]:
         if way[0] in kernels and len(found) < most:
             add(way)
     ranked = _ranked(ctx, query, _space(ctx, plan.operation, problem, kernels))
     # The best of each of several tiles, for where the model errs in tiles, and then the best of what is left.
-    of_tile: dict[tuple, int] = {}
+    of_tile = Counter(_tile(*way) for way in found.values() if way[1] is not None)
     # Kernels that stage differ in how they fetch, too.
     different = len(found) + (most - len(found)) // 2 if "hbm_buffer" in kernels else most
     for limit, until in ((1, different), (_OF_A_TILE, most)):
         for algorithm, config in ranked:
             if len(found) >= until:
                 break
-            tile = (algorithm, config.block_size_m, config.block_size_n, config.block_size_k)
-            if of_tile.get(tile, 0) < limit and add((algorithm, config)):
-                of_tile[tile] = of_tile.get(tile, 0) + 1
+            tile = _tile(algorithm, config)
+            if of_tile[tile] < limit and add((algorithm, config)):
+                of_tile[tile] += 1
     return found
+
+
+def _tile(algorithm: str, config: FusedConfig) -> tuple[Any, ...]:
+    return algorithm, config.block_size_m, config.block_size_n, config.block_size_k
 
 
 def described(algorithm: str, config: Any) -> str:
@@ -188,13 +194,16 @@ def _from_tables(ctx: Iris, query: Query) -> Iterator[Way]:
             yield from _way(entry.algorithm, entry.params)
 
 
-def _by_rule(ctx: Iris, query: Query) -> Iterator[Way]:
+def _by_rule(ctx: Iris, problem: Problem, query: Query) -> Iterator[Way]:
     """What the package's rules for the machine say."""
     params = heuristics.configuration(query.machine, query.operation, heuristics.features_of(query))
-    if params:
-        algorithm = params.pop("algorithm", None) or heuristics.algorithm(query.machine, query.operation)
-        if algorithm and algorithm != "torch":
-            yield from _way(algorithm, params)
+    if not params:
+        return
+    algorithm = params.pop("algorithm", None) or heuristics.algorithm(query.machine, query.operation)
+    if query.operation == "all_gather_matmul" and algorithm not in ("torch", ""):
+        yield algorithm, configured(ctx, problem, Selection("rule", algorithm, params, None, ""))
+    elif algorithm not in ("torch", ""):
+        yield from _way(algorithm, params)
 
 
 def _way(algorithm: str, params: Any) -> Iterator[Way]:
@@ -270,34 +279,3 @@ def _ranked(ctx: Iris, query: Query, ways: Iterable[Way]) -> list[Way]:
     except IrisError:
         return listed
     return [by_key[autotune.config_key(one.algorithm, one.params)] for one in ranked]
-
-
-def _query_of(ctx: Iris, operation: str, problem: Problem) -> Query:
-    of = getattr(choice, "query_of", None)
-    if of is not None:
-        return of(ctx, operation, problem)
-    dtype = str(problem.a_dtype).removeprefix("torch.")
-    sizes = (("M", problem.M), ("N", problem.N), ("K", problem.K))
-    options = (("transpose", problem.transpose),)
-    if problem.gather_dim is not None:
-        options = (("gather_dim", str(problem.gather_dim)), *options)
-    details = (
-        ("out", str(problem.out_dtype)),
-        ("b", str(problem.b_dtype)),
-        ("bias", str(problem.bias)),
-        ("activation", problem.activation),
-        ("scaled", str(problem.scaled)),
-    )
-    product = getattr(ctx.target, "product", "")
-    return Query(
-        operation,
-        product,
-        ctx.target.arch,
-        link_of(ctx),
-        problem.world_size,
-        ctx.get_cu_count(),
-        dtype,
-        sizes,
-        options,
-        details,
-    )

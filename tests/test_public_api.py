@@ -24,8 +24,8 @@ def test_all_is_what_dir_says():
     shown = {name for name in dir(iris) if not name.startswith("_")}
     modules = {name for name in shown if isinstance(getattr(iris, name), types.ModuleType)}
     assert shown - (modules - set(iris.__all__)) == set(iris.__all__)
-    named = {"bench", "ccl", "device_utils", "errors", "hip", "logging", "ops", "signal", "sim", "tracing"}
-    assert modules & set(iris.__all__) == named
+    named = {"bench", "ccl", "concurrent", "device_utils", "errors", "hip", "logging", "ops", "signal", "sim"}
+    assert modules & set(iris.__all__) == {*named, "tracing"}
     assert len(set(iris.__all__)) == len(iris.__all__)
 
 
@@ -68,11 +68,12 @@ def test_every_public_function_has_a_docstring():
 
 
 def test_the_operations_have_docstrings():
-    from iris import ops
+    from iris import concurrent, ops
 
-    for name in ops.__all__:
-        assert inspect.getdoc(getattr(ops, name)), name
-        assert inspect.getdoc(getattr(ops, name)) != inspect.getdoc(object)
+    for module in (ops, concurrent):
+        for name in module.__all__:
+            assert inspect.getdoc(getattr(module, name)), name
+            assert inspect.getdoc(getattr(module, name)) != inspect.getdoc(object)
 
 
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
@@ -171,9 +172,9 @@ if tensor.is_cuda: pass
 
 
 # Where the difference is what the file is about: facts, leaf instructions, processes and memory, installation, and the
-# plan, which takes other numbers of stages and precisions.
+# plan and the tiles, which take other numbers of stages and precisions.
 # The package and hip.py hold the name of a module of the original API.
-ASKS = {"__init__.py", "hip.py", "_target.py", "device/_asm.py", "ops/choice.py"}
+ASKS = {"__init__.py", "hip.py", "_target.py", "device/_asm.py", "ops/choice.py", "tuning/tiles.py"}
 ASKS_FOLDERS = ("runtime/", "cli/", "testing/")
 
 

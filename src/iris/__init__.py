@@ -12,7 +12,7 @@ import typing as _typing  # noqa: E402
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError  # noqa: E402
 from importlib.metadata import version as _version  # noqa: E402
 
-from iris import ccl, errors, hip, logging, ops, tracing  # noqa: E402
+from iris import ccl, concurrent, errors, hip, logging, ops, tracing  # noqa: E402
 from iris.device import clock as device_utils  # noqa: E402
 from iris.device import signal  # noqa: E402
 from iris.device.atomics import (  # noqa: E402
@@ -45,6 +45,8 @@ Iris.services.update(
     device_barrier="iris.x.barrier:DeviceBarrier",
     ccl="iris.ccl:CclNamespace",
     ccl_calls="iris.runtime.calls:Calls",
+    concurrent="iris.concurrent:ConcurrentNamespace",
+    concurrent_state="iris.concurrent._call:State",
     ops="iris.ops:OpsNamespace",
     tracing="iris.tracing.recorder:Tracing",
     all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",
@@ -103,6 +105,7 @@ __all__ = [
     "atomic_xor",
     "bench",
     "ccl",
+    "concurrent",
     "copy",
     "device_utils",
     "do_bench",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from iris.errors import ArgumentError
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from iris.runtime.checks import check_writable as check_writable
+from iris.runtime.checks import integer_dtype as integer_dtype
 
 
 @dataclass(frozen=True)
@@ -88,21 +88,3 @@ def is_piece(part: torch.Tensor, of_part: Pieces, whole: torch.Tensor, of_whole:
     """Whether ``part`` is the piece of ``whole`` at ``place``, element by element."""
     start = whole.data_ptr() + place * of_whole.distance * whole.element_size()
     return part.data_ptr() == start and of_part.strides == of_whole.strides
-
-
-def check_writable(name: str, tensor: torch.Tensor) -> None:
-    """Raise ArgumentError when elements of ``tensor`` share memory, as those of an expanded one do."""
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if size > 1 and stride == 0 and tensor.numel():
-            raise ArgumentError(f"{name} is written, so its elements must not share memory; it is an expanded tensor")
-
-
-def integer_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The integer type of the same size, for kernels that only move values.
-
-    Raises:
-        ArgumentError: there is none (complex128).
-    """
-    if dtype.itemsize not in _INTEGERS:
-        raise ArgumentError(f"tensors of {dtype} are not moved; move torch.view_as_real(tensor)")
-    return _INTEGERS[dtype.itemsize]

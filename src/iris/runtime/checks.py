@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from iris.errors import ArgumentError, DeviceMismatch, NotSymmetricError
+from iris.errors import ArgumentError, DeviceMismatch, NotSymmetricError, UnsupportedError
 
 if TYPE_CHECKING:
+    from iris._target import Target
     from iris.runtime.context import Iris
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_tensor(ctx: Iris, name: str, tensor: object) -> torch.Tensor:
@@ -56,3 +58,57 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     start, end = one.data_ptr(), one.data_ptr() + span_bytes(one)
     first, last = other.data_ptr(), other.data_ptr() + span_bytes(other)
     return start < last and first < end
+
+
+def check_matrix(ctx: Iris, name: str, tensor: object) -> torch.Tensor:
+    """``tensor``, when it is a 2-D tensor on the context's device.
+
+    Raises:
+        ArgumentError: no tensor, or not two dimensions.
+        DeviceMismatch: on another device.
+    """
+    matrix = check_tensor(ctx, name, tensor)
+    if matrix.dim() != 2:
+        raise ArgumentError(f"{name} must have two dimensions, got shape {tuple(matrix.shape)}")
+    return matrix
+
+
+def check_product_dtypes(target: Target, a: torch.dtype, b: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The dtypes that a product of A and B may have; the first one where nobody names another.
+
+    Raises:
+        ArgumentError: a combination that has no meaning here; the message lists those that have.
+        UnsupportedError: an fp8 dtype that the target does not multiply.
+    """
+    if a in FP8 and b in FP8:
+        for name, dtype in (("A", a), ("B", b)):
+            short = str(dtype).removeprefix("torch.")
+            if short not in target.fp8:
+                able = ", ".join(target.fp8) or "no fp8 dtype"
+                raise UnsupportedError(f"{name} is {short}, which {target.arch} does not multiply; it does: {able}")
+        return (torch.bfloat16, torch.float16, torch.float32)
+    if a != b:
+        raise ArgumentError(f"A and B must have one dtype, or both an fp8 dtype; got {a} and {b}")
+    if a in FLOATS:
+        return (a, *(dtype for dtype in FLOATS if dtype != a))
+    if a == torch.int8:
+        return (torch.int32,)
+    raise ArgumentError(f"A and B may be float32, float16, bfloat16, int8 or fp8; got {a}")
+
+
+def check_writable(name: str, tensor: torch.Tensor) -> None:
+    """Raise ArgumentError when elements of ``tensor`` share memory, as those of an expanded one do."""
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if size > 1 and stride == 0 and tensor.numel():
+            raise ArgumentError(f"{name} is written, so its elements must not share memory; it is an expanded tensor")
+
+
+def integer_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The integer type of the same size, for kernels that only move values.
+
+    Raises:
+        ArgumentError: there is none (complex128).
+    """
+    if dtype.itemsize not in _INTEGERS:
+        raise ArgumentError(f"tensors of {dtype} are not moved; move torch.view_as_real(tensor)")
+    return _INTEGERS[dtype.itemsize]

@@ -381,6 +381,11 @@ class Iris(TensorFactory):
         return self.service("ops")
 
     @property
+    def concurrent(self) -> Any:
+        """A GEMM beside an independent collective: ``ctx.concurrent.all_reduce(...)``."""
+        return self.service("concurrent")
+
+    @property
     def tracing(self) -> Any:
         """Recording of what kernels do: ``ctx.tracing.enable()``, ``ctx.tracing.export("trace.json")``."""
         return self.service("tracing")

@@ -1,7 +1,7 @@
 """The K loop of matrix products: :func:`multiply_blocks`.
 
 One function for every operation. Operands come by tensor descriptors where the target copies tiles in hardware and the
-layouts allow it, by pointers elsewhere; see :mod:`iris.ops.operands` for the host's side. It waits for
+layouts allow it, by pointers elsewhere; see :mod:`iris.x.operands` for the host's side. It waits for
 nothing, so that its loads are pipelined: whoever multiplies data that is still on its way waits before.
 """
 

@@ -1,0 +1,144 @@
+"""Collectives of whole tensors, a tile at a time: what one program does for one tile, with the peers it concerns.
+
+For kernels whose inputs are complete before they begin, and which know from :mod:`iris.x.turn` that every peer's kernel
+has begun. Any program may take any tile, in any order: nobody waits in these functions, and no element is written
+twice. All have the same parameters, so that one kernel takes any of them as an argument:
+
+    tile(item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
+         members, index, context, WORLD, BLOCK_M, BLOCK_N, GROUP_M)
+
+| function | for | items of a rank | from | to |
+|---|---|---|---|---|
+| ``push_tile`` | all-gather, broadcast | tiles of ``rows`` | own ``src`` | every ``dst``, row ``first`` on |
+| ``deal_tile`` | all-to-all | WORLD x tiles of ``chunk`` | own ``src`` | own place in one member's ``dst`` |
+| ``add_tile`` | reduce-scatter | tiles of ``rows`` | every ``src``, row ``first`` on | own ``dst`` |
+| ``add_and_push_tile`` | all-reduce | every WORLD-th tile of ``rows`` | every ``src`` | every ``dst`` |
+
+Sums are kept in ``numeric.wide_dtype``, added in the order of the members and rounded once, so their bits do not depend
+on who adds. What peers read or write lies on the heap, at the same place and with the same strides on every member.
+
+Args:
+    item: number of the work item of this rank, from 0.
+    src_ptr, dst_ptr: first elements of the own input and output.
+    rows, columns: size of the matrix that the rank's tiles divide.
+    first: row at which the rank's part begins in what is whole on every member.
+    chunk: rows of a member's part, as ``torch.chunk`` cuts them; ``deal_tile`` alone uses it, and its ``rows`` are
+        those of the own ``src``.
+    members, index: ranks of the group (int32), and the place of the own one among them.
+    context: tensor of ``ctx.get_device_context()``.
+"""
+
+import triton
+import triton.language as tl
+
+from iris.device import link, numeric
+from iris.device.address import element_bytes, translate
+from iris.x.schedule import chunk_first, grouped_tile, rotated_rank, strided_tile
+from iris.x.tile import tile_layout
+
+
+@triton.jit
+def _layout(tile, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    tile_m, tile_n = grouped_tile(tile, tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP_M)
+    return tile_layout(tile_m, tile_n, rows, columns, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def _at(ptr, rm, rn, stride_m, stride_n):
+    return ptr + (rm.to(tl.int64) * stride_m)[:, None] + (rn.to(tl.int64) * stride_n)[None, :]
+
+
+@triton.jit
+def _push(value, mine, mask, members, index, context, WORLD: tl.constexpr):
+    """Store a block at the same place on every member."""
+    rank = tl.load(members + index)
+    nbytes: tl.constexpr = value.numel * element_bytes(mine.dtype)
+    due = tl.full((), 0, tl.int64)
+    # From the next member on, so that the members write to different ones at a time; the own place comes last.
+    for step in range(1, WORLD + 1):
+        peer = tl.load(members + rotated_rank(index, step, WORLD))
+        due = tl.maximum(due, link.charge_write(nbytes, rank, peer, context + 2))
+        tl.store(translate(mine, rank, peer, context + 2), value, mask=mask)
+    link.carried(due)
+
+
+@triton.jit
+def _read(mine, mask, rank, peer, context):
+    theirs = translate(mine, rank, peer, context + 2)
+    link.pace_read(theirs, rank, peer, context + 2)
+    return tl.load(theirs, mask=mask, other=0).to(numeric.wide_dtype(mine.dtype.element_ty))
+
+
+@triton.jit
+def _sum(mine, mask, members, index, context, WORLD: tl.constexpr):
+    """The block at the same place on every member, added."""
+    rank = tl.load(members + index)
+    total = _read(mine, mask, rank, tl.load(members), context)
+    # Not unrolled: the compiler would load the blocks of all members side by side and run out of registers.
+    for step in tl.range(1, WORLD, loop_unroll_factor=1):
+        total += _read(mine, mask, rank, tl.load(members + step), context)
+    return total
+
+
+@triton.jit
+def push_tile(
+    item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
+    members, index, context,
+    WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of the own input in every member's output; see the module."""
+    rm, rn, mask = _layout(item, rows, columns, BLOCK_M, BLOCK_N, GROUP_M)
+    value = tl.load(_at(src_ptr, rm, rn, stride_sm, stride_sn), mask=mask, other=0)
+    _push(value, _at(dst_ptr, first + rm, rn, stride_dm, stride_dn), mask, members, index, context, WORLD)
+
+
+@triton.jit
+def deal_tile(
+    item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
+    members, index, context,
+    WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of what the own input holds for one member in its output; see the module.
+
+    Items that follow each other go to different members, so that all links carry at a time.
+    """
+    to = rotated_rank(index, 1 + item % WORLD, WORLD)
+    rm, rn, mask = _layout(item // WORLD, chunk, columns, BLOCK_M, BLOCK_N, GROUP_M)
+    start = chunk_first(rows, to, WORLD)
+    # The last chunks may be shorter, or empty; a tile of the chunk never reaches into the next member's.
+    there = tl.minimum(tl.maximum(rows - start, 0), chunk)
+    mask = mask & (rm < there)[:, None]
+    value = tl.load(_at(src_ptr, start + rm, rn, stride_sm, stride_sn), mask=mask, other=0)
+    rank, peer = tl.load(members + index), tl.load(members + to)
+    mine = translate(_at(dst_ptr, index * there + rm, rn, stride_dm, stride_dn), rank, peer, context + 2)
+    link.pace_write(mine, rank, peer, context + 2)
+    tl.store(mine, value, mask=mask)
+
+
+@triton.jit
+def add_tile(
+    item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
+    members, index, context,
+    WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """Add a tile of the own rows of every member's input into the own output; see the module."""
+    rm, rn, mask = _layout(item, rows, columns, BLOCK_M, BLOCK_N, GROUP_M)
+    total = _sum(_at(src_ptr, first + rm, rn, stride_sm, stride_sn), mask, members, index, context, WORLD)
+    value = numeric.narrow(total, dst_ptr.dtype.element_ty)
+    tl.store(_at(dst_ptr, rm, rn, stride_dm, stride_dn), value, mask=mask)
+
+
+@triton.jit
+def add_and_push_tile(
+    item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
+    members, index, context,
+    WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """Add a tile that is this rank's of every member's input, and store it in every member's output; see the module.
+
+    The output may be the input: nobody but this rank reads the tile, before it stores it.
+    """
+    rm, rn, mask = _layout(strided_tile(item, index, WORLD), rows, columns, BLOCK_M, BLOCK_N, GROUP_M)
+    total = _sum(_at(src_ptr, rm, rn, stride_sm, stride_sn), mask, members, index, context, WORLD)
+    value = numeric.narrow(total, dst_ptr.dtype.element_ty)
+    _push(value, _at(dst_ptr, rm, rn, stride_dm, stride_dn), mask, members, index, context, WORLD)

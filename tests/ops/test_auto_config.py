@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import iris
 from iris import _target
 from iris.errors import ArgumentError, EnvironmentValueError, IrisError
 from iris.ops import FusedConfig, auto_config, call, choice
@@ -796,6 +797,20 @@ def test_there_is_one_table_and_one_set_of_rules():
     source = "\n".join(Path(module.__file__).read_text() for module in modules)
     for figure in ("262144", "131072", "1.343", "16384"):
         assert figure not in source
+
+
+def test_the_package_of_operations_has_it_and_loads_it_when_it_is_asked_for():
+    code = (
+        "import sys, iris, iris.ops; loaded = 'iris.ops.auto_config' in sys.modules; "
+        "from iris.ops import AutoConfigResult, select_ag_mm_config; "
+        "found = select_ag_mm_config(131072, 16384, 16384, 8, arch='mi300x'); "
+        "print(loaded, type(found) is AutoConfigResult, found.speedup, "
+        "{'AutoConfigResult', 'select_ag_mm_config'} <= set(dir(iris.ops)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True 1.343 True\n"
+    with pytest.raises(AttributeError, match="has no attribute 'select_mm_config'"):
+        iris.ops.select_mm_config  # noqa: B018
 
 
 def test_looking_up_imports_nothing_heavy():

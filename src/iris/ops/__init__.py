@@ -23,9 +23,11 @@ from iris.tuning import Plan
 if TYPE_CHECKING:
     import torch
 
+    from iris.ops.auto_config import AutoConfigResult, select_ag_mm_config
     from iris.runtime.context import Iris
 
 __all__ = [
+    "AutoConfigResult",
     "FusedConfig",
     "FusedWorkspace",
     "OpsNamespace",
@@ -40,9 +42,22 @@ __all__ = [
     "matmul_all_reduce_preamble",
     "matmul_reduce_scatter",
     "matmul_reduce_scatter_preamble",
+    "select_ag_mm_config",
 ]
 
+_OF_AUTO_CONFIG = ("AutoConfigResult", "select_ag_mm_config")
 _OPERATIONS = ("all_gather_matmul", "matmul_all_gather", "matmul_all_reduce", "matmul_reduce_scatter")
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when they are first asked for: it looks for files, and most programs have no use for it.
+    if name in _OF_AUTO_CONFIG:
+        return getattr(importlib.import_module("iris.ops.auto_config"), name)
+    raise AttributeError(f"module 'iris.ops' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_AUTO_CONFIG})
 
 
 class OpsNamespace:

@@ -323,6 +323,30 @@ def report(held_out: Sequence[Case], decided: Callable[[Case], Choice], title: s
     ]
 
 
+def markdown(data: dict[str, Any]) -> list[str]:
+    """The sweep of all_gather_matmul, for docs/performance.md: the best kernel, in times of PyTorch's operations."""
+    layers = {}
+    for row in data["rows"]:
+        if row["operation"] == "all_gather_matmul":
+            layers[row["gather_dim"], row["world"], tuple(row["sizes"].values())] = row["layer"]
+    cells: dict[tuple, str] = {}
+    for case in cases_of(data):
+        if case.operation == "all_gather_matmul":
+            layer = layers[case.gather_dim, case.world, tuple(case.sizes.values())]
+            unchanged = f"{case.torch / case.times[0]:.2f}" if 0 in case.times else "-"
+            cells[case.gather_dim, layer, case.world, case.sizes["M"]] = (
+                f"{case.torch / case.best[2]:.2f} ({unchanged})"
+            )
+    worlds, rows = sorted({key[2] for key in cells}), sorted({key[3] for key in cells})
+    columns = list(itertools.product(worlds, rows))
+    lines = ["| layer | gather_dim | " + " | ".join(f"{world} ranks, M={M}" for world, M in columns) + " |"]
+    lines.append("|---|---|" + "---|" * len(columns))
+    for dim, layer in dict.fromkeys(key[:2] for key in cells):
+        shown = " | ".join(cells.get((dim, layer, world, M), "-") for world, M in columns)
+        lines.append(f"| `{layer}` | {dim} | {shown} |")
+    return lines
+
+
 def text_of(value: dict[str, Any]) -> str:
     """JSON with lists of records a record a line."""
     lines, lists = [], ("entries",)
@@ -382,7 +406,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", nargs="+", type=Path, metavar="FILE", help="results of collect_tuned.py, in JSON")
     parser.add_argument("--check", action="store_true", help="write nothing; leave with 1 where a file would change")
+    parser.add_argument("--markdown", action="store_true", help="print the sweep as a table, and write nothing")
     given = parser.parse_args()
+    if given.markdown:
+        print("\n".join(markdown(json.loads(SWEEP.read_text()))))
+        return
     if given.add:
         data = json.loads(SWEEP.read_text())
         data["rows"] = added(given.add)

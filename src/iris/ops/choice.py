@@ -218,8 +218,8 @@ def _selected(
 
 
 def _met_torch(record: Entry) -> bool:
-    """Whether PyTorch's operations were tried beside what was tuned. They are not where they cannot do it, as for a list
-    of ranks, and then the record says nothing to a caller for whom they can."""
+    """Whether PyTorch's operations were tried beside what was tuned. They are not where they cannot do it, as for a
+    list of ranks, and then the record says nothing to a caller for whom they can."""
     return record.speedup is not None or TORCH in (record.algorithm, *dict(getattr(record, "candidates", ())))
 
 

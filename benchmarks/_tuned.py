@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,11 +145,13 @@ def variant_of(world: int, gather_dim: int, sizes: dict[str, int], params: dict[
 
     The first of those that come to the same.
     """
+    variants = _variants(world, gather_dim, tuple(sizes[name] for name in "MNK"))
+    return variants.index(params) if params in variants else None
+
+
+@cache
+def _variants(world: int, gather_dim: int, sizes: tuple[int, int, int]) -> list[dict[str, Any] | None]:
     place = SimpleNamespace(target=KNOWN["h200"], get_cu_count=lambda: KNOWN["h200"].compute_units)
-    dtypes = (torch.bfloat16,) * 3
-    problem = Problem(sizes["M"], sizes["N"], sizes["K"], *dtypes, world, gather_dim, None, "NN")
-    for number, changes in enumerate(STAGED_CHANGES):
-        config = varied(place, problem, changes)
-        if config is not None and of_name(name_of("hbm_buffer", config))[1] == params:
-            return number
-    return None
+    problem = Problem(*sizes, *(torch.bfloat16,) * 3, world, gather_dim, None, "NN")
+    configs = [varied(place, problem, changes) for changes in STAGED_CHANGES]
+    return [None if config is None else of_name(name_of("hbm_buffer", config))[1] for config in configs]

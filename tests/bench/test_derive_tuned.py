@@ -1,0 +1,79 @@
+"""The tables and rules that the package ships of the H200 are what the script derives from what was measured."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iris._target import KNOWN
+from iris.ops.arguments import Problem
+from iris.ops.choice import Place, check_fits, decide
+from iris.ops.config import HbmBufferConfig
+from iris.tuning import tables
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "derive_tuned.py"
+
+
+@pytest.fixture(scope="module")
+def derived():
+    """What the script prints when it compares and writes nothing."""
+    return subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, timeout=100)
+
+
+def test_the_shipped_files_are_derived_byte_for_byte(derived):
+    assert derived.returncode == 0, derived.stdout + derived.stderr
+
+
+def test_rules_hold_on_cases_that_they_have_not_seen(derived):
+    within = re.findall(r"held out: (\d+) cases\n.*?best way: (\d+)", derived.stdout)
+    cases, near = (sum(map(int, column)) for column in zip(*within, strict=True))
+    assert cases >= 20
+    assert near >= 0.9 * cases, derived.stdout
+    slower = re.findall(r"slower than PyTorch by more than 1 %: (\d+)", derived.stdout)
+    assert slower
+    assert set(slower) == {"0"}, derived.stdout
+
+
+def test_a_real_link_comes_before_an_imitated_one():
+    data = json.loads((ROOT / "benchmarks" / "data" / "h200_two.json").read_text())
+    real = {
+        (row["world"], row["gather_dim"], tuple(row["sizes"].values()))
+        for row in data["rows"]
+        if row["operation"] == "all_gather_matmul" and "torch_ms" in row
+    }
+    found = 0
+    for case in tables.cases("all_gather_matmul", "h200"):
+        key = (case.world, int(case.options["gather_dim"]), tuple(size for _, size in case.entry.sizes))
+        assert case.entry.emulated == (key not in real), key
+        found += key in real
+    assert found >= 30
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    world=st.integers(2, 8),
+    gather_dim=st.sampled_from([0, 1]),
+    rows=st.integers(1, 5000),
+    N=st.integers(1, 30000),
+    depth=st.integers(1, 2000),
+)
+def test_every_choice_for_an_h200_is_possible(world, gather_dim, rows, N, depth):
+    M, K = (rows * world, depth) if gather_dim == 0 else (rows, depth * world)
+    half = torch.bfloat16
+    problem = Problem(M, N, K, half, half, half, world, gather_dim, None, "NN")
+    plan = decide(Place(KNOWN["h200"], "nvlink"), problem, "").plan
+    if plan.config is not None:
+        assert isinstance(plan.config, HbmBufferConfig)
+        plan.config.validate(world)
+        check_fits(KNOWN["h200"], plan.config, problem)
+        assert plan.config.num_fetch_stages <= max(1, -(-rows // plan.config.block_size_m))
+    else:
+        assert plan.algorithm == "torch"
+        assert plan.source == "fallback"

@@ -16,8 +16,11 @@ import torch
 from iris._target import KNOWN
 from iris.ops._hbm_buffer import schedule
 from iris.ops.arguments import Problem
+from iris.ops.choice import Place, configured
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.tuning import heuristics, tables
+from iris.tuning.autotune import params_of
+from iris.tuning.selection import Selection
 from ops.test_schedule_of_fetches import Case, check
 
 WORKER = Path(__file__).with_name("_shipped_worker.py")
@@ -79,6 +82,11 @@ def ruled(operation, machine):
             key = json.dumps([algorithm, params, transpose, gather_dim], sort_keys=True)
             options = {"gather_dim": gather_dim, "transpose": transpose}
             name = f"rules for {M}x{N}x{K} of {world} {transpose} {gather_dim}"
+            if operation == GATHERING:
+                half = torch.float16
+                problem = Problem(M, N, K, half, half, half, world, int(gather_dim), None, transpose)
+                rule = Selection("rule", algorithm, params, None, "")
+                params = params_of(configured(Place(target, link), problem, rule))
             found.setdefault(key, case_of(operation, algorithm, params, (M, N, K), world, options, name))
     return list(found.values())
 

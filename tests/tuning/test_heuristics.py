@@ -4,13 +4,17 @@ import json
 from importlib import resources
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iris._target import KNOWN
+from iris.ops.arguments import Problem
+from iris.ops.choice import Place, configured
 from iris.ops.config import HbmBufferConfig
 from iris.tuning import heuristics
 from iris.tuning.query import Query
+from iris.tuning.selection import Selection
 
 OPERATION = "all_gather_matmul"
 MACHINES = [machine for operation, machine in heuristics.files() if operation == OPERATION]
@@ -85,7 +89,11 @@ def test_rules_give_valid_configurations_for_all_sizes(machine, M, N, K):
                 params = heuristics.configuration(machine, OPERATION, asked)
                 if params is not None and params.get("algorithm", "hbm_buffer") == "hbm_buffer":
                     params.pop("algorithm", None)
-                    HbmBufferConfig(**params).validate(world)
+                    problem = Problem(M, N, K, *[torch.float16] * 3, world, int(gather_dim), None, transpose)
+                    place = Place(target, target.link)
+                    config = configured(place, problem, Selection("rule", "hbm_buffer", params, None, ""))
+                    assert isinstance(config, HbmBufferConfig)
+                    config.validate(world)
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,19 @@ def test_what_was_tuned_here_is_the_plan(files):
     assert planned(MI300X, other, known=[(query, record(query, "pull", met, **tiles))]).source != "cache"
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "params", "said"),
+    [("hbm_buffer", {"gone_since": 3}, "gone_since"), ("hbm_buffer", {"num_warps": 5}, "num_warps"),
+     ("hbm_buffer", {"num_stages": 40, "block_size_n": 256}, "shared memory"), ("gone", {}, "'gone'")],
+)  # fmt: skip
+def test_a_record_that_cannot_be_followed_is_passed_over(files, caplog, algorithm, params, said):
+    usual = planned(H200, SMALL)
+    query = query_of(Context(H200), AG, SMALL)
+    with caplog.at_level("WARNING", logger="iris"):
+        assert planned(H200, SMALL, known=[(query, record(query, algorithm, **params))]) == usual
+    assert said in caplog.text
+
+
 def test_torch_that_won_in_tuning_is_no_answer_where_it_cannot_do_it(files):
     query = query_of(Context(MI300X), AG, SMALL)
     known = [(query, record(query, "torch", speedup=1.0))]

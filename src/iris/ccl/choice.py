@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from iris.ccl.config import Config, ReduceOp
-from iris.errors import IrisError, UnsupportedError
+from iris.ccl.config import VARIANTS, Config, ReduceOp
+from iris.errors import ArgumentError, IrisError, UnsupportedError
 from iris.runtime.checks import FP8
 from iris.runtime.groups import Group
 from iris.runtime.links import link_of
+from iris.runtime.logs import logger
 from iris.tuning import Plan
 from iris.tuning.query import Query
-from iris.tuning.selection import select
+from iris.tuning.selection import Selection, select
 from iris.tuning.steps import lookup
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def choose(
         query = query_of(ctx, operation, members, nbytes, dtype)
         found = select(query, ctx.service("tuned").find(query, members))
         # What was tuned was timed through the same group, with or without NCCL.
+        if found is not None and found.kind == "cache" and not _usable(operation, found):
+            found = select(query)
         if found is not None and (obstacles.get if found.kind == "cache" else obstacle_of)(found.algorithm) is None:
             given = None if found.algorithm == "torch" else Config(**found.params)
             return Choice(found.algorithm, found.source, found.reason, given, found.speedup)
@@ -125,6 +128,19 @@ def choose(
     first = obstacles[preference[0]]
     assert first is not None
     raise first
+
+
+def _usable(operation: str, found: Selection) -> bool:
+    """Whether a record of the user's cache names something that there is; others are passed over with a warning."""
+    try:
+        Config(**found.params)
+        if found.algorithm in VARIANTS[operation]:
+            return True
+        reason = f"it names the algorithm {found.algorithm!r}"
+    except (TypeError, ArgumentError) as error:
+        reason = str(error)
+    logger.warning("what was tuned for %s cannot be used and is passed over: %s", operation, reason)
+    return False
 
 
 def query_of(ctx: Iris, operation: str, members: Group, nbytes: int, dtype: torch.dtype | None) -> Query:

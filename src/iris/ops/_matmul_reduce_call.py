@@ -323,7 +323,8 @@ def _choose(ctx: Iris, members: Group, problem: Problem, asked: Asked, refusal: 
     reason = f"the sum has {nbytes} bytes; {entry.reason}"
     if entry.algorithm == "two_shot" and not reachable:
         return plan("one_shot", "heuristic", "the other ranks cannot write C, which is not on the symmetric heap")
-    return plan(entry.algorithm, "exact" if entry.measured else "heuristic", reason)
+    source = "fallback" if entry.algorithm == "torch" else "exact" if entry.measured else "heuristic"
+    return plan(entry.algorithm, source, reason)
 
 
 def _schedule(

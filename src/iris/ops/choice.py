@@ -13,6 +13,7 @@ from iris.errors import ArgumentError, UnsupportedError
 from iris.ops.arguments import Problem
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.runtime.links import link_of, rate_of
+from iris.runtime.logs import logger
 from iris.tuning import Plan, cost_model
 from iris.tuning.autotune import params_of
 from iris.tuning.query import Entry, Query
@@ -214,7 +215,27 @@ def _selected(
         record = None if members is None else place.service("tuned").find(query, members)
     if record is not None and not torch_refused and not _met_torch(record):
         record = None
+    if record is not None and not _usable(place, problem, query, record):
+        record = None
     return select(query, record)
+
+
+def _usable(place: Iris | Place, problem: Problem, query: Query, record: Entry) -> bool:
+    """Whether a record of the user's cache names something that there is; others are passed over with a warning."""
+    reason = ""
+    if record.algorithm not in cost_model.ALGORITHMS[query.operation]:
+        reason = f"it names the algorithm {record.algorithm!r}"
+    elif record.algorithm != TORCH:
+        kind = HbmBufferConfig if record.algorithm in _STAGED.values() else FusedConfig
+        try:
+            config = kind(**record.params)
+            config.validate(problem.world_size)
+            check_fits(place.target, config, problem)
+        except (TypeError, ArgumentError) as error:
+            reason = str(error)
+    if reason:
+        logger.warning("what was tuned for %s cannot be used and is passed over: %s", query, reason)
+    return not reason
 
 
 def _met_torch(record: Entry) -> bool:

@@ -30,6 +30,7 @@ def one_by_one(programs, fetchers, busy, whole, divided, splits, exchange):
 @example(4, 2, 3.0, 6, 0, 1, 0.0)
 @example(4, 2, 2.5, 7, 3, 3, 0.06)
 @example(4, 4, 2.5, 7, 0, 1, 0.0)
+@example(1, 1, 1.0, 0, 0, 1, 0.0)
 @settings(max_examples=300, deadline=None)
 def test_a_makespan_is_that_of_pieces_taken_one_by_one(programs, fetchers, busy, whole, divided, splits, exchange):
     fetchers = min(fetchers, programs)

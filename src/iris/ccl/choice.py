@@ -12,7 +12,7 @@ from iris.ccl.config import VARIANTS, Config, ReduceOp
 from iris.errors import ArgumentError, IrisError, UnsupportedError
 from iris.runtime.checks import FP8
 from iris.runtime.groups import Group
-from iris.runtime.links import link_of
+from iris.runtime.links import imitated, link_of
 from iris.runtime.logs import logger
 from iris.tuning import Plan
 from iris.tuning.query import Query
@@ -149,7 +149,7 @@ def query_of(ctx: Iris, operation: str, members: Group, nbytes: int, dtype: torc
     named = "any" if dtype is None else str(dtype).removeprefix("torch.")
     return Query(
         operation, target.product, target.arch, link_of(ctx), members.size, ctx.get_cu_count(), named,
-        (("bytes", nbytes),),
+        (("bytes", nbytes),), details=(("imitated", link),) if (link := imitated(ctx)) else (),
     )  # fmt: skip
 
 

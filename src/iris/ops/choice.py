@@ -12,7 +12,7 @@ from iris._target import KNOWN
 from iris.errors import ArgumentError, UnsupportedError
 from iris.ops.arguments import Problem
 from iris.ops.config import FusedConfig, HbmBufferConfig
-from iris.runtime.links import link_of, rate_of
+from iris.runtime.links import imitated, link_of, rate_of
 from iris.runtime.logs import logger
 from iris.tuning import Plan, cost_model
 from iris.tuning.autotune import params_of
@@ -166,6 +166,8 @@ def query_of(place: Iris | Place, operation: str, problem: Problem) -> Query:
         options = (("gather_dim", str(problem.gather_dim)), *options)
     named = {"B": problem.b_dtype, "out": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
     named |= {"scaled": problem.scaled, "aligned": problem.aligned}
+    if not isinstance(place, Place) and (link := imitated(place)):
+        named["imitated"] = link
     if problem.a_dtype == torch.float32:
         named["precision"] = torch.get_float32_matmul_precision()
     return Query(

@@ -77,6 +77,8 @@ def divided(
 def _least(programs: int, fetchers: int, busy: float, work: float) -> float:
     """What no order ends before: when all programs are at work from their start to the end."""
     early = programs - fetchers
+    if not work:
+        return 0.0
     return work / early if early and work <= early * busy else (work + fetchers * busy) / programs
 
 

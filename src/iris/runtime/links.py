@@ -38,10 +38,21 @@ _EACH = {"xgmi": 48e9}
 
 def incoming_rate(ctx: Iris, peers: int) -> float:
     """Bytes a second that a rank can receive from so many peers at once; infinite where ranks share memory."""
-    gpu = getattr(current_world(), "gpu", None) if ctx.runtime == "loopback" else None
-    if gpu is not None and gpu.link_gbps:  # an imitated link
+    gpu = _imitating(ctx)
+    if gpu is not None:
         return gpu.link_gbps * 1e9 * (peers if gpu.link_per_peer else 1)
     return rate_of(link_of(ctx), peers)
+
+
+def imitated(ctx: Iris) -> str:
+    """The imitated links of a rank, in words; empty where there are none."""
+    gpu = _imitating(ctx)
+    return "" if gpu is None else f"{gpu.link_gbps:g} GB/s{' a peer' if gpu.link_per_peer else ''}"
+
+
+def _imitating(ctx: Iris) -> Any:
+    gpu = getattr(current_world(), "gpu", None) if ctx.runtime == "loopback" else None
+    return gpu if gpu is not None and gpu.link_gbps else None
 
 
 def rate_of(link: str, peers: int) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import iris
@@ -136,6 +136,7 @@ def test_a_case_that_lost_is_left_to_torch_with_its_figure(shipped):
 
 
 @settings(deadline=None, max_examples=150)
+@example(MI325X, "own", HALF, (0, 0, 0), 2, 0, "NN", "")
 @given(
     target=st.sampled_from([*_target.KNOWN.values(), replace(H200, name="NVIDIA A999", product="")]),
     link=st.sampled_from(["own", "shared", "pcie"]),

@@ -316,6 +316,9 @@ def _predicted(
     """As :func:`predicted`. ``rule``: whose ways they are; None for the library's own choice."""
     target, shown = place.target, str(problem)
     query = query_of(place, operation, problem)
+    if not all(size for _, size in query.sizes):
+        reason = "there is nothing to multiply, so PyTorch's operations run"
+        return Decision(Plan(operation, TORCH, None, "fallback", reason, shown), rule, reason)
     if target.product not in KNOWN:
         reason = f"nothing was measured for {target.name}, and the cost model does not know it, so PyTorch runs"
         return Decision(Plan(operation, TORCH, None, "fallback", reason, shown), rule, reason)

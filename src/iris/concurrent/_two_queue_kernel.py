@@ -56,7 +56,7 @@ def _multiply_tiles(
 
 @triton.jit
 def _exchange_tiles(
-    TILE: tl.constexpr, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
+    TILE: tl.constexpr, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn,
     items, cap, queue, flags, counters, members, index, rank, context,
     WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, TRACING: tl.constexpr,
     KERNEL: tl.constexpr,
@@ -74,7 +74,7 @@ def _exchange_tiles(
             if TRACING:
                 span = tracing.start(context, _STORE, rank, item, 1)
             TILE(
-                item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
+                item, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn,
                 members, index, context, WORLD, BLOCK_M, BLOCK_N, GROUP_M,
             )  # fmt: skip
             if TRACING:
@@ -83,7 +83,7 @@ def _exchange_tiles(
 
 
 @triton.jit(
-    do_not_specialize=["M", "rows", "first", "chunk", "items", "multipliers", "cap", "index"],
+    do_not_specialize=["M", "rows", "first", "items", "multipliers", "cap", "index"],
 )
 def two_queue_kernel(
     a_desc,
@@ -105,7 +105,6 @@ def two_queue_kernel(
     rows,
     columns,
     first,
-    chunk,
     stride_sm,
     stride_sn,
     stride_dm,
@@ -140,7 +139,7 @@ def two_queue_kernel(
 
     The first ``multipliers`` programs begin with the GEMM, the others with the collective; who finds no more tiles
     turns to the other. With one of ``MULTIPLIES`` and ``EXCHANGES`` the kernel has that queue alone. ``rows``,
-    ``columns``, ``first`` and ``chunk`` are those of the tile function.
+    ``columns`` and ``first`` are those of the tile function.
     """
     if EXCHANGES:
         begin_turn(flags, counters, members, index, context, WORLD)
@@ -157,7 +156,7 @@ def two_queue_kernel(
         if EXCHANGES:
             if multiplies == 0:
                 _exchange_tiles(
-                    TILE, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
+                    TILE, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn,
                     items, cap, queue, flags, counters, members, index, rank, context,
                     WORLD, TILE_M, TILE_N, TILE_GROUP_M, TRACING, KERNEL,
                 )  # fmt: skip

@@ -11,7 +11,7 @@ collective moves what the product makes or needs, :mod:`iris.ops` has operations
 | ``all_gather`` | (Mc, Nc), its rows | (w Mc, Nc), the rows of all in group order | comm_dst |
 | ``all_reduce`` | (Mc, Nc) | (Mc, Nc), the sum | both; they may be one |
 | ``reduce_scatter`` | (Mc, Nc) | its chunk of the sum | comm_src |
-| ``all_to_all`` | (Mc, Nc), a chunk for each rank | (w rows of its chunk, Nc), what each rank has for it | comm_dst |
+| ``all_to_all`` | (Mc, Nc), a chunk for each rank | (w x rows of its chunk, Nc), what each rank has for it | comm_src |
 | ``broadcast`` | (Mc, Nc), of ``root`` alone used | (Mc, Nc), that of the root | comm_dst |
 
 An ``all_gather`` into a ``comm_dst`` whose rows ``w`` does not divide takes its chunk of them as each rank's
@@ -69,6 +69,9 @@ _ARGUMENTS = """Collective over ``group``; no barrier is needed before or after.
         num_stages, num_warps: launch options; by default what fits the tiles.
         comm_cap: the most programs that come to the collective, helpers and those that begin with it together; None for
             no bound. With ``"fused"`` alone.
+        tune: find the split and the tile that are the fastest for this case on this machine, where that has not been
+            done before (:mod:`iris.concurrent.autotune`), and take them. They are left open then, the product's sizes
+            are the same on every rank, and the first such call is made outside of a graph.
         group: None for all ranks, a process group or a sequence of ranks.
         workspace: of :func:`iris.concurrent.make_workspace`, for calls that are to run beside other ones.{further}
 
@@ -112,12 +115,13 @@ def _operation(name: str, summary: str, comm_src: str, comm_dst: str):
         num_stages: int | None = None,
         num_warps: int | None = None,
         comm_cap: int | None = None,
+        tune: bool = False,
         group: Any = None,
         workspace: Workspace | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         asked = Asked(
             mode, num_wgs, gemm_wgs, comm_wgs, gemm_block, gemm_group_m, comm_block, comm_group_m, num_stages,
-            num_warps, comm_cap, group, None,
+            num_warps, comm_cap, group, None, tune,
         )  # fmt: skip
         return _call.run(shmem, name, asked, A, B, comm_src, C, comm_dst, workspace)
 
@@ -147,8 +151,8 @@ reduce_scatter = _operation(
 all_to_all = _operation(
     "all_to_all",
     "``C = A @ B`` beside an exchange in which every rank gives a chunk of rows to every rank.",
-    "(Mc, Nc) of any dtype but complex128; chunk p is for member p.",
-    f"(w times the rows of this rank's chunk, Nc), {_ON_HEAP}.",
+    "(Mc, Nc) on the symmetric heap, of any dtype but complex128; chunk p is for member p.",
+    "(w times the rows of this rank's chunk, Nc), anywhere on the device; None makes one.",
 )
 
 
@@ -172,12 +176,13 @@ def broadcast(
     num_stages: int | None = None,
     num_warps: int | None = None,
     comm_cap: int | None = None,
+    tune: bool = False,
     group: Any = None,
     workspace: Workspace | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     asked = Asked(
         mode, num_wgs, gemm_wgs, comm_wgs, gemm_block, gemm_group_m, comm_block, comm_group_m, num_stages, num_warps,
-        comm_cap, group, root,
+        comm_cap, group, root, tune,
     )  # fmt: skip
     return _call.run(shmem, "broadcast", asked, A, B, comm_src, C, comm_dst, workspace)
 

@@ -4,13 +4,13 @@ For kernels whose inputs are complete before they begin, and which know from :mo
 has begun. Any program may take any tile, in any order: nobody waits in these functions, and no element is written
 twice. All have the same parameters, so that one kernel takes any of them as an argument:
 
-    tile(item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
+    tile(item, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn,
          members, index, context, WORLD, BLOCK_M, BLOCK_N, GROUP_M)
 
 | function | for | items of a rank | from | to |
 |---|---|---|---|---|
 | ``push_tile`` | all-gather, broadcast | tiles of ``rows`` | own ``src`` | every ``dst``, row ``first`` on |
-| ``deal_tile`` | all-to-all | WORLD x tiles of ``chunk`` | own ``src`` | own place in one member's ``dst`` |
+| ``fetch_tile`` | all-to-all | WORLD x tiles of ``rows`` | one ``src``, row ``first`` on | own ``dst`` |
 | ``add_tile`` | reduce-scatter | tiles of ``rows`` | every ``src``, row ``first`` on | own ``dst`` |
 | ``add_and_push_tile`` | all-reduce | every WORLD-th tile of ``rows`` | every ``src`` | every ``dst`` |
 
@@ -22,8 +22,6 @@ Args:
     src_ptr, dst_ptr: first elements of the own input and output.
     rows, columns: size of the matrix that the rank's tiles divide.
     first: row at which the rank's part begins in what is whole on every member.
-    chunk: rows of a member's part, as ``torch.chunk`` cuts them; ``deal_tile`` alone uses it, and its ``rows`` are
-        those of the own ``src``.
     members, index: ranks of the group (int32), and the place of the own one among them.
     context: tensor of ``ctx.get_device_context()``.
 """
@@ -33,7 +31,7 @@ import triton.language as tl
 
 from iris.device import link, numeric
 from iris.device.address import element_bytes, translate
-from iris.x.schedule import chunk_first, grouped_tile, rotated_rank, strided_tile
+from iris.x.schedule import grouped_tile, rotated_rank, strided_tile
 from iris.x.tile import tile_layout
 
 
@@ -82,8 +80,7 @@ def _sum(mine, mask, members, index, context, WORLD: tl.constexpr):
 
 @triton.jit
 def push_tile(
-    item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
-    members, index, context,
+    item, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn, members, index, context,
     WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """Store a tile of the own input in every member's output; see the module."""
@@ -93,32 +90,26 @@ def push_tile(
 
 
 @triton.jit
-def deal_tile(
-    item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
-    members, index, context,
+def fetch_tile(
+    item, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn, members, index, context,
     WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile of what the own input holds for one member in its output; see the module.
+    """Copy a tile of what one member's input holds for this rank to that one's rows of the own output; see the module.
 
-    Items that follow each other go to different members, so that all links carry at a time.
+    Items that follow each other come from different members, so that all links carry at a time.
     """
-    to = rotated_rank(index, 1 + item % WORLD, WORLD)
-    rm, rn, mask = _layout(item // WORLD, chunk, columns, BLOCK_M, BLOCK_N, GROUP_M)
-    start = chunk_first(rows, to, WORLD)
-    # The last chunks may be shorter, or empty; a tile of the chunk never reaches into the next member's.
-    there = tl.minimum(tl.maximum(rows - start, 0), chunk)
-    mask = mask & (rm < there)[:, None]
-    value = tl.load(_at(src_ptr, start + rm, rn, stride_sm, stride_sn), mask=mask, other=0)
-    rank, peer = tl.load(members + index), tl.load(members + to)
-    mine = translate(_at(dst_ptr, index * there + rm, rn, stride_dm, stride_dn), rank, peer, context + 2)
-    link.pace_write(mine, rank, peer, context + 2)
-    tl.store(mine, value, mask=mask)
+    source = rotated_rank(index, 1 + item % WORLD, WORLD)
+    rm, rn, mask = _layout(item // WORLD, rows, columns, BLOCK_M, BLOCK_N, GROUP_M)
+    rank, peer = tl.load(members + index), tl.load(members + source)
+    theirs = translate(_at(src_ptr, first + rm, rn, stride_sm, stride_sn), rank, peer, context + 2)
+    link.pace_read(theirs, rank, peer, context + 2)
+    value = tl.load(theirs, mask=mask, other=0)
+    tl.store(_at(dst_ptr, source * rows + rm, rn, stride_dm, stride_dn), value, mask=mask)
 
 
 @triton.jit
 def add_tile(
-    item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
-    members, index, context,
+    item, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn, members, index, context,
     WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """Add a tile of the own rows of every member's input into the own output; see the module."""
@@ -130,8 +121,7 @@ def add_tile(
 
 @triton.jit
 def add_and_push_tile(
-    item, src_ptr, dst_ptr, rows, columns, first, chunk, stride_sm, stride_sn, stride_dm, stride_dn,
-    members, index, context,
+    item, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn, members, index, context,
     WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """Add a tile that is this rank's of every member's input, and store it in every member's output; see the module.

@@ -252,7 +252,7 @@ def test_parts_cover_everything_once(world):
         groups = [Group(tuple(range(world)), index) for index in range(world)]
         scattered = [COLLECTIVES["reduce_scatter"].part(rows, None, group, 0) for group in groups]
         assert [r for part in scattered for r in range(part.first, part.first + part.rows)] == list(range(rows))
-        assert all(part.rows == part.dst_rows <= part.most for part in scattered)
+        assert all(part.rows == part.dst_rows <= part.chunk for part in scattered)
         exchanged = [COLLECTIVES["all_to_all"].part(rows, None, group, 0) for group in groups]
         assert [(part.first, part.rows) for part in exchanged] == [(part.first, part.rows) for part in scattered]
         assert all(part.dst_rows == world * part.rows for part in exchanged)

@@ -19,7 +19,7 @@ class Part:
     Attributes:
         rows: of the matrix that the rank's tiles divide.
         first: row at which the rank's part begins in what is whole on every member.
-        most: the most rows that a member has of it.
+        chunk: rows of a member's part, as the first ones have it.
         dst_rows: rows of ``comm_dst``.
         whole: rows that must be the same on every rank.
         items: the rank's work items, given the number of tiles of ``rows``.
@@ -27,7 +27,7 @@ class Part:
 
     rows: int
     first: int
-    most: int
+    chunk: int
     dst_rows: int
     whole: int
     items: Callable[[int], int]
@@ -60,13 +60,13 @@ def _tiles(tiles: int) -> int:
 
 def _gathered(rows: int, given: int | None, members: Group, root: int) -> Part:
     whole = given if given is not None else rows * members.size
-    first, own, most = _chunk(whole, members)
+    first, own, chunk = _chunk(whole, members)
     if own != rows:
         raise ArgumentError(
             f"comm_src must have the rows that member {members.index} of {members.size} has of comm_dst's {whole}, as "
             f"torch.chunk cuts them: {own}; got {rows}"
         )
-    return Part(rows, first, most, whole, whole, _tiles)
+    return Part(rows, first, chunk, whole, whole, _tiles)
 
 
 def _reduced(rows: int, given: int | None, members: Group, root: int) -> Part:
@@ -74,13 +74,13 @@ def _reduced(rows: int, given: int | None, members: Group, root: int) -> Part:
 
 
 def _scattered(rows: int, given: int | None, members: Group, root: int) -> Part:
-    first, own, most = _chunk(rows, members)
-    return Part(own, first, most, own, rows, _tiles)
+    first, own, chunk = _chunk(rows, members)
+    return Part(own, first, chunk, own, rows, _tiles)
 
 
 def _exchanged(rows: int, given: int | None, members: Group, root: int) -> Part:
-    first, own, most = _chunk(rows, members)
-    return Part(own, first, most, own * members.size, rows, lambda tiles: tiles * members.size)
+    first, own, chunk = _chunk(rows, members)
+    return Part(own, first, chunk, own * members.size, rows, lambda tiles: tiles * members.size)
 
 
 def _broadcast(rows: int, given: int | None, members: Group, root: int) -> Part:

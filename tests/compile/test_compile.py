@@ -239,11 +239,11 @@ def ends_after_its_stores(arch, record):
     lines = "\n".join(record["ordering"])
     if _target.by_arch(arch).vendor == "nvidia":
         return re.search(r"bar\.sync[^\n]*\natom\.global\.gpu\.acq_rel\.add\.", lines)
-    # Each wave waits for its stores, the waves meet, the cache is written back, and then the program is counted.
-    return re.search(
-        r"s_waitcnt[^\n]*vmcnt\(0\)\n(s_waitcnt[^\n]*\n)*(s_barrier\n(s_waitcnt[^\n]*\n)*)+"
-        r"buffer_wbl2 sc1\n(s_waitcnt[^\n]*\n)+global_atomic_add ",
-        lines,
+    # Each wave waits for its stores, the waves meet, the cache is written back, and then the program is counted. Where
+    # the compiler does not wait for its write-back, each wave has written back at system scope before they meet.
+    waited, met = r"s_waitcnt[^\n]*vmcnt\(0\)\n(s_waitcnt[^\n]*\n)*", r"(s_barrier\n(s_waitcnt[^\n]*\n)*)+"
+    return re.search(waited + met + r"buffer_wbl2 sc1\n(s_waitcnt[^\n]*\n)+global_atomic_add ", lines) or re.search(
+        r"buffer_wbl2 sc0 sc1\n" + waited + met + r"buffer_wbl2 sc1\nglobal_atomic_add ", lines
     )
 
 

@@ -26,10 +26,11 @@ ADDED = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
 )  # fmt: skip
-# Rows and columns of a tile of a collective, of two-byte elements; eight warps have it in registers.
+# Rows and columns of a tile of a collective, of two-byte elements. So many warps have it in registers, and the kernel
+# that multiplies alone takes as many, so that it computes the same bits.
 _COMM_BLOCK = (256, 64)
 _COMM_GROUP_M = 8
-_COMM_WARPS = 8
+_WARPS = 8
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,12 @@ class Call:
         operand_bytes = 2 if a.dtype != b.dtype else a.dtype.itemsize
         self.tiles = fitted_tiles(
             ctx.target, M, N, K, a.dtype.itemsize, operand_bytes=operand_bytes,
-            block=_block("gemm_block", asked.gemm_block, 3, 16), num_warps=_warps(asked.num_warps),
+            block=_block("gemm_block", asked.gemm_block, 3, 16), num_warps=_warps(asked.num_warps) or _WARPS,
             num_stages=_count("num_stages", asked.num_stages),
         )  # fmt: skip
         self.tiles = replace(self.tiles, group_m=_count("gemm_group_m", asked.gemm_group_m) or self.tiles.group_m)
         self.comm_block = _block("comm_block", asked.comm_block, 2, 1) or _comm_block(ctx, self.part, src)
         self.comm_group_m = _count("comm_group_m", asked.comm_group_m) or _COMM_GROUP_M
-        # The collective's tiles are for so many, so the GEMM's may have more than they would have alone.
-        open_warps = asked.num_warps is None and ctx.target.compiled
-        self.comm_warps = _COMM_WARPS if open_warps else self.tiles.num_warps
         self.items = self.part.items(number_of_tiles(self.part.rows, src.shape[1], *self.comm_block))
         products = number_of_tiles(M, N, self.tiles.block_m, self.tiles.block_n)
         self.programs = _programs(ctx, asked, self.mode, products, self.items)
@@ -229,7 +227,7 @@ def _start(
         PRECISION=call.precision,
         TRACING=ctx.tracing.enabled,
         KERNEL=call._kernel,
-        num_warps=max(call.comm_warps, tiles.num_warps) if exchanges else tiles.num_warps,
+        num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )  # fmt: skip
 

@@ -48,6 +48,7 @@ Iris.services.update(
     concurrent="iris.concurrent:ConcurrentNamespace",
     concurrent_state="iris.concurrent._call:State",
     ops="iris.ops:OpsNamespace",
+    pair_order="iris.runtime.calls:StreamOrder",
     tracing="iris.tracing.recorder:Tracing",
     all_gather_matmul_state="iris.ops._all_gather_matmul_call:State",
     matmul_reduce_state="iris.ops._matmul_reduce_call:State",

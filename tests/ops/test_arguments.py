@@ -8,7 +8,9 @@ import torch
 from iris import _target
 from iris.errors import ArgumentError, DeviceMismatch, UnsupportedError
 from iris.ops import arguments
-from iris.ops.arguments import FLOATS, FP8, Problem
+from iris.ops.arguments import Problem
+from iris.runtime import checks
+from iris.runtime.checks import FLOATS, FP8
 
 FP8_NVIDIA = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP8_GFX942 = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -26,20 +28,20 @@ def of(dtype):
 
 def test_matrices(ctx):
     matrix = torch.empty(3, 4)
-    assert arguments.check_matrix(ctx, "A", matrix) is matrix
-    arguments.check_matrix(ctx, "A", torch.empty(0, 4))
+    assert checks.check_matrix(ctx, "A", matrix) is matrix
+    checks.check_matrix(ctx, "A", torch.empty(0, 4))
     for wrong in (None, [[1.0]], 3):
         with pytest.raises(ArgumentError, match=f"A must be a tensor, got {type(wrong).__name__}"):
-            arguments.check_matrix(ctx, "A", wrong)
+            checks.check_matrix(ctx, "A", wrong)
     for shape in ((), (3,), (1, 3, 4)):
         with pytest.raises(ArgumentError) as caught:
-            arguments.check_matrix(ctx, "A", torch.empty(shape))
+            checks.check_matrix(ctx, "A", torch.empty(shape))
         assert str(caught.value) == f"A must have two dimensions, got shape {shape}"
 
 
 def test_the_device(ctx):
     with pytest.raises(DeviceMismatch, match="B is on meta, the context is on cpu"):
-        arguments.check_matrix(ctx, "B", torch.empty(3, 4, device="meta"))
+        checks.check_matrix(ctx, "B", torch.empty(3, 4, device="meta"))
 
 
 H200, MI300X, MI350X = (_target.KNOWN[name] for name in ("h200", "mi300x", "mi350x"))

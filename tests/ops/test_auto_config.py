@@ -588,8 +588,7 @@ def context(target, link, records=()):
     known = dict(records)
     service = SimpleNamespace(find=lambda query, members: known.get(query))
     return SimpleNamespace(
-        runtime="gpu",
-        target=target, get_cu_count=lambda: target.compute_units, service=lambda name: service, link=link
+        runtime="gpu", target=target, get_cu_count=lambda: target.compute_units, service=lambda name: service, link=link
     )
 
 

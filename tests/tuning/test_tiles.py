@@ -1,4 +1,4 @@
-"""Tiles that fit: the caller's own are kept, they fit the target, and they are those that the fused operations take."""
+"""Tiles that fit: the target's shared memory is respected, and what the caller gives is kept."""
 
 import itertools
 
@@ -6,27 +6,36 @@ import pytest
 import torch
 
 from iris import _target
-from iris.ops.arguments import Problem
-from iris.ops.choice import fitted, precision
-from iris.tuning.tiles import fitted_tiles, float32_precision, power_of_two
+from iris.tuning.tiles import Tiles, fitted_tiles, float32_precision, power_of_two
 
 TARGETS = [*_target.KNOWN.values(), _target.INTERPRETER]
 SIZES = [(1, 1, 1), (16, 64, 32), (40, 300, 100), (100, 4096, 4096), (8192, 8192, 8192)]
 each = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.product or target.arch)
 
 
+@pytest.mark.parametrize(
+    ("product", "sizes", "itemsize", "wanted"),
+    [
+        ("h200", (8192, 8192, 8192), 2, (128, 256, 64, 8, 8, 4)),
+        ("h200", (8192, 8192, 8192), 4, (128, 128, 32, 8, 8, 4)),
+        ("h200", (64, 4096, 4096), 1, (64, 128, 128, 8, 4, 4)),
+        ("mi300x", (8192, 8192, 8192), 2, (128, 128, 64, 8, 8, 2)),  # what its shared memory holds
+        ("mi355x", (8192, 8192, 8192), 2, (128, 256, 64, 8, 8, 2)),
+        ("mi300x", (1, 4096, 4096), 2, (16, 64, 64, 8, 4, 2)),
+    ],
+)
+def test_tiles_of_known_devices(product, sizes, itemsize, wanted):
+    assert fitted_tiles(_target.KNOWN[product], *sizes, itemsize) == Tiles(*wanted)
+
+
 @each
-def test_tiles_are_those_of_fused_operations(target):
-    dtypes = (torch.float32, torch.float16, torch.int8)
-    for (M, N, K), dtype in itertools.product(SIZES, dtypes):
-        config = fitted(target, Problem(M, N, K, dtype, dtype, torch.float32, 1, None, None, "NN"))
-        tiles = fitted_tiles(target, M, N, K, dtype.itemsize)
-        assert (tiles.block_m, tiles.block_n, tiles.block_k, tiles.group_m) == (
-            config.block_size_m, config.block_size_n, config.block_size_k, config.group_size_m
-        )  # fmt: skip
-        assert (tiles.num_warps, tiles.num_stages) == (config.num_warps, config.num_stages)
+def test_tiles_fit(target):
+    for sizes, dtype in itertools.product(SIZES, (torch.float32, torch.float16, torch.int8)):
+        tiles = fitted_tiles(target, *sizes, dtype.itemsize)
         assert tiles.shared_memory_bytes(dtype.itemsize) <= target.shared_memory_bytes
-        assert float32_precision(target, dtype) == precision(target, dtype, None)
+        for block in (tiles.block_m, tiles.block_n, tiles.block_k):
+            assert block >= 16
+            assert block & (block - 1) == 0
 
 
 @each

@@ -118,8 +118,7 @@ class State(Calls[Call]):
     def __init__(self, ctx: Iris):
         super().__init__(ctx)
         # The context's flags, which other operations use as well, in one order with this one's calls.
-        order = ctx.service("all_gather_matmul_state").order
-        self.workspace = Workspace(ctx, ctx.pair_flags, ctx.pair_counters, order)
+        self.workspace = Workspace(ctx, ctx.pair_flags, ctx.pair_counters, ctx.service("pair_order"))
 
     def agree(self, name: str, asked: Asked, members: Group, a, b, src, c, dst, workspace) -> Call:
         """Check the arguments and compare across the group what must be the same. Collective over the group.

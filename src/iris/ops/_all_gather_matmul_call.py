@@ -24,7 +24,7 @@ from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.staging import Staging
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks
-from iris.runtime.calls import Calls, StreamOrder
+from iris.runtime.calls import Calls
 from iris.runtime.groups import Group
 from iris.tuning import Plan
 
@@ -54,7 +54,7 @@ class State(Calls[Call]):
 
     def __init__(self, ctx: Iris):
         super().__init__(ctx)
-        self.order = StreamOrder(ctx)
+        self.order = ctx.service("pair_order")
         self.staging = Staging(ctx)
         self._workspaces: dict[tuple, FusedWorkspace] = {}
 
@@ -130,7 +130,7 @@ def check(
     if gather_dim not in (0, 1):
         raise ArgumentError(f"gather_dim must be 1 (A sharded along K) or 0 (A sharded along M), got {gather_dim!r}")
     for name, tensor in (("output_tensor", out), ("A_sharded", a), ("B", b)):
-        arguments.check_matrix(ctx, name, tensor)
+        checks.check_matrix(ctx, name, tensor)
     (rows, columns), (K, N) = a.shape, b.shape
     if gather_dim == 1 and columns * world_size != K:
         hint = "; A sharded along M is asked for with gather_dim=0" if columns == K else ""

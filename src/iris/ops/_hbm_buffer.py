@@ -12,9 +12,9 @@ from iris.errors import CaptureError, UnsupportedError
 from iris.ops._hbm_buffer_kernel import arrived_kernel, bring_kernel, carried_kernel, hbm_buffer_kernel, inputs_kernel
 from iris.ops.config import HbmBufferConfig
 from iris.ops.division import EXCHANGE, divided, tile_time
-from iris.ops.operands import describe_a, describe_b, takes_descriptors
 from iris.runtime import launch
 from iris.runtime.links import incoming_rate, link_of
+from iris.x.operands import describe_a, describe_b, takes_descriptors
 
 if TYPE_CHECKING:
     from iris.ops.arguments import Problem

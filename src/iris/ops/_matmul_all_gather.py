@@ -31,13 +31,13 @@ from iris.ops.call import (
 )
 from iris.ops.choice import check_fits, fitted, float64_plan, known
 from iris.ops.config import FusedConfig, HbmBufferConfig
-from iris.ops.operands import describe_a, describe_b, takes_descriptors
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks, launch
 from iris.runtime.calls import Calls
 from iris.runtime.groups import Group
 from iris.tuning import Plan
 from iris.tuning.selection import Selection
+from iris.x.operands import describe_a, describe_b, takes_descriptors
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -95,8 +95,8 @@ class State(Calls[Call]):
 
     @property
     def order(self) -> Any:
-        """The order of the calls that use the context's flags, those of all-gather + matmul among them."""
-        return self._ctx.service("all_gather_matmul_state").order
+        """The order of the calls that use the context's flags, those of other operations among them."""
+        return self._ctx.service("pair_order")
 
     def agree(self, members: Group, asked: Asked, out, a, b, bias, workspace, preamble: bool = False) -> Call:
         """Check the arguments and compare them across the group. Collective over the group.
@@ -174,7 +174,7 @@ def checked(ctx: Iris, members: Group, asked: Asked, out: Any, a: Any, b: Any, b
 
 def _check(ctx: Iris, members: Group, asked: Asked, out: Any, a: Any, b: Any, bias: Any) -> Problem:
     for name, tensor in (("output", out), ("A", a), ("B", b)):
-        arguments.check_matrix(ctx, name, tensor)
+        checks.check_matrix(ctx, name, tensor)
     (rows, depth), (K, N) = a.shape, b.shape
     if depth != K:
         raise ArgumentError(

@@ -15,11 +15,11 @@ from iris.ops._matmul_reduce_call import Asked, Call, Schedule, State, checked, 
 from iris.ops._matmul_reduce_kernel import matmul_reduce_kernel
 from iris.ops.arguments import ACTIVATIONS
 from iris.ops.call import address, agreed, float32_matmul, issue_in_order, layout, outside_of_graphs
-from iris.ops.operands import describe_a, describe_b
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import checks, launch
 from iris.runtime.groups import Group
 from iris.tuning import Plan
+from iris.x.operands import describe_a, describe_b
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris

@@ -15,15 +15,16 @@ from iris.ops.call import FusedCall, given_facts, place_facts, plan_facts, tenso
 from iris.ops.choice import check_fits, fitted, float64_plan, known, predicted, tiles_for
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.division import divided, exchange_time
-from iris.ops.operands import takes_descriptors
 from iris.ops.partials import Partials
 from iris.ops.workspace import FusedWorkspace
+from iris.runtime import checks
 from iris.runtime.calls import Calls, StreamOrder
 from iris.runtime.groups import Group
 from iris.runtime.links import link_of
 from iris.tuning import Plan
 from iris.tuning.selection import Selection
 from iris.tuning.steps import lookup
+from iris.x.operands import takes_descriptors
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -234,7 +235,7 @@ def checked(ctx: Iris, members: Group, asked: Asked, out, a, b, bias) -> Call:
 
 def _check(ctx: Iris, members: Group, asked: Asked, out: Any, a: Any, b: Any, bias: Any) -> Problem:
     for name, tensor in (("C", out), ("A", a), ("B", b)):
-        arguments.check_matrix(ctx, name, tensor)
+        checks.check_matrix(ctx, name, tensor)
     (M, depth), (K, N) = a.shape, b.shape
     if depth != K:
         raise ArgumentError(

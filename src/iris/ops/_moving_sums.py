@@ -12,11 +12,11 @@ from iris.ops._matmul_all_reduce_atomic_kernel import matmul_all_reduce_atomic_k
 from iris.ops._matmul_all_reduce_ring_kernel import matmul_all_reduce_ring_kernel
 from iris.ops.arguments import Problem
 from iris.ops.config import FusedConfig
-from iris.ops.operands import describe_a, describe_b, takes_descriptors
 from iris.ops.workspace import FusedWorkspace
 from iris.runtime import launch
 from iris.runtime.groups import Group
 from iris.tuning import Plan
+from iris.x.operands import describe_a, describe_b, takes_descriptors
 
 if TYPE_CHECKING:
     from iris.ops._matmul_reduce_call import Call

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from iris.errors import ArgumentError, UnsupportedError
-from iris.runtime.checks import FLOATS, FP8, check_device, check_tensor
+from iris.errors import ArgumentError
+from iris.runtime.checks import FLOATS, FP8, check_device, check_product_dtypes, check_tensor
 
 if TYPE_CHECKING:
     from iris._target import Target
@@ -76,19 +76,6 @@ def letter(matrix: torch.Tensor) -> str:
     return "T" if matrix.stride(0) == 1 and matrix.stride(1) != 1 else "N"
 
 
-def check_matrix(ctx: Iris, name: str, tensor: object) -> torch.Tensor:
-    """``tensor``, when it is a 2-D tensor on the context's device.
-
-    Raises:
-        ArgumentError: no tensor, or not two dimensions.
-        DeviceMismatch: on another device.
-    """
-    matrix = check_tensor(ctx, name, tensor)
-    if matrix.dim() != 2:
-        raise ArgumentError(f"{name} must have two dimensions, got shape {tuple(matrix.shape)}")
-    return matrix
-
-
 def check_dtypes(target: Target, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Raise ArgumentError unless the dtypes of A, B and out go together on the target.
 
@@ -96,23 +83,7 @@ def check_dtypes(target: Target, a: torch.Tensor, b: torch.Tensor, out: torch.Te
         ArgumentError: a combination that has no meaning here; the message lists those that have.
         UnsupportedError: an fp8 dtype that the target does not multiply.
     """
-    if a.dtype in FP8 and b.dtype in FP8:
-        for name, tensor in (("A", a), ("B", b)):
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            if dtype not in target.fp8:
-                able = ", ".join(target.fp8) or "no fp8 dtype"
-                raise UnsupportedError(f"{name} is {dtype}, which {target.arch} does not multiply; it does: {able}")
-        possible: tuple[torch.dtype, ...] = FLOATS
-    elif a.dtype != b.dtype:
-        raise ArgumentError(f"A and B must have one dtype, or both an fp8 dtype; got {a.dtype} and {b.dtype}")
-    elif a.dtype in FLOATS:
-        possible = FLOATS
-    elif a.dtype == torch.int8:
-        possible = (torch.int32,)
-    elif a.dtype == torch.float64:
-        possible = (torch.float64,)
-    else:
-        raise ArgumentError(f"A and B may be float64, float32, float16, bfloat16, int8 or fp8; got {a.dtype}")
+    possible = check_product_dtypes(target, a.dtype, b.dtype, float64=True)
     if out.dtype not in possible:
         names = ", ".join(str(d).removeprefix("torch.") for d in possible)
         raise ArgumentError(f"out must be {names} for inputs of {a.dtype}, got {out.dtype}")

@@ -19,6 +19,7 @@ from iris.tuning.autotune import params_of
 from iris.tuning.query import Entry, Query
 from iris.tuning.selection import TORCH, Selection, lacking, select, unproven
 from iris.tuning.steps import lookup
+from iris.tuning.tiles import fitted_tiles, float32_precision
 
 if TYPE_CHECKING:
     from iris._target import Target
@@ -371,20 +372,13 @@ def fitted(target: Target, problem: Problem) -> FusedConfig:
     """Tiles that fit the problem and the target's shared memory, without a staging buffer."""
     rows = problem.M // (problem.world_size if problem.gather_dim == 0 else 1)
     depth = problem.K // (problem.world_size if problem.gather_dim == 1 else 1)
-    if not target.compiled:
-        # The interpreter's cost is by statement, not by element: few big tiles.
-        m, n, k = _power(rows, 16, 128), _power(problem.N, 16, 128), _power(depth, 16, 128)
-        return FusedConfig(m, n, k, group_size_m=4, num_warps=4, num_stages=1)
-    m = _power(rows, 16, 128)
-    # Wider tiles spill registers, except for two-byte dtypes.
-    widest = 256 if problem.a_dtype.itemsize == 2 else 128
-    n = _power(problem.N, 16, widest if m == 128 else 128 if m >= 64 else 64)
-    k = {4: 32, 2: 64, 1: 128}[problem.a_dtype.itemsize]
-    stages = 2 if target.vendor == "amd" else 4
-    config = FusedConfig(m, n, k, group_size_m=8, num_warps=8 if m * n >= 128 * 128 else 4, num_stages=stages)
-    while config.shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem)) > target.shared_memory_bytes:
-        config = _smaller(config)
-    return config
+    tiles = fitted_tiles(
+        target, rows, problem.N, depth, problem.a_dtype.itemsize, operand_bytes=_operand_bytes(problem)
+    )
+    return FusedConfig(
+        tiles.block_m, tiles.block_n, tiles.block_k, tiles.group_m, num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )  # fmt: skip
 
 
 def tiles_for(ctx: Iris, problem: Problem, rows: int, owners: int) -> FusedConfig:
@@ -422,10 +416,7 @@ def check_fits(target: Target, config: FusedConfig, problem: Problem) -> None:
 
 def precision(target: Target, dtype: torch.dtype, config: FusedConfig | None) -> str:
     """``"tf32"`` when float32 inputs may use it on this target, else ``"ieee"``."""
-    allowed = torch.get_float32_matmul_precision() != "highest"
-    if config is not None and config.allow_tf32 is not None:
-        allowed = config.allow_tf32
-    return "tf32" if allowed and dtype == torch.float32 and target.vendor == "nvidia" else "ieee"
+    return float32_precision(target, dtype, None if config is None else config.allow_tf32)
 
 
 def _as_asked(
@@ -529,18 +520,3 @@ def _plan(algorithm: str, config: FusedConfig | None, source: str, reason: str, 
 def _operand_bytes(problem: Problem) -> int:
     # Two fp8 dtypes are widened to fp16 before they are multiplied.
     return 2 if problem.a_dtype != problem.b_dtype else problem.a_dtype.itemsize
-
-
-def _smaller(config: FusedConfig) -> FusedConfig:
-    if config.num_stages > 2:
-        return replace(config, num_stages=config.num_stages - 1)
-    if config.block_size_n > 64:
-        return replace(config, block_size_n=config.block_size_n // 2)
-    return replace(config, block_size_k=config.block_size_k // 2)
-
-
-def _power(size: int, least: int, most: int) -> int:
-    value = least
-    while value < size and value < most:
-        value *= 2
-    return value

@@ -73,8 +73,12 @@ def check_matrix(ctx: Iris, name: str, tensor: object) -> torch.Tensor:
     return matrix
 
 
-def check_product_dtypes(target: Target, a: torch.dtype, b: torch.dtype) -> tuple[torch.dtype, ...]:
+def check_product_dtypes(
+    target: Target, a: torch.dtype, b: torch.dtype, float64: bool = False
+) -> tuple[torch.dtype, ...]:
     """The dtypes that a product of A and B may have; the first one where nobody names another.
+
+    ``float64``: whether they may be float64.
 
     Raises:
         ArgumentError: a combination that has no meaning here; the message lists those that have.
@@ -93,7 +97,9 @@ def check_product_dtypes(target: Target, a: torch.dtype, b: torch.dtype) -> tupl
         return (a, *(dtype for dtype in FLOATS if dtype != a))
     if a == torch.int8:
         return (torch.int32,)
-    raise ArgumentError(f"A and B may be float32, float16, bfloat16, int8 or fp8; got {a}")
+    if a == torch.float64 and float64:
+        return (a,)
+    raise ArgumentError(f"A and B may be {'float64, ' * float64}float32, float16, bfloat16, int8 or fp8; got {a}")
 
 
 def check_writable(name: str, tensor: torch.Tensor) -> None:

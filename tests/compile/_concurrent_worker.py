@@ -31,7 +31,7 @@ class _Machine(Machine):
     """As much of a context as a call takes. Tensors have sizes and no memory."""
 
     def __init__(self, target, world, tracing=False):
-        self.target, self.num_ranks, self.cur_rank = target, world, 1
+        self.target, self.num_ranks, self.cur_rank = target, world, min(1, world - 1)
         self.tracing = SimpleNamespace(enabled=tracing)
 
     def get_device(self):
@@ -42,12 +42,13 @@ def launched(
     target, name, dtype=HALF, moved=HALF, *, sizes=LARGE, comm=(4096, 4096), world=8, transpose="NT", mode="fused",
     tracing=False, descriptors=True,
 ):  # fmt: skip
-    """(name, kernel, arguments, options) of what rank 1 launches."""
+    """(name, kernel, arguments, options) of what a rank launches."""
     machine = _Machine(target if descriptors else NoDescriptors(target), world, tracing)
     M, N, K = sizes
     a, b = tensor(M, K, transpose[0], dtype), tensor(K, N, transpose[1], dtype)
     src = tensor(*comm, "N", moved)
-    call = Call(machine, name, Asked(mode=mode, root=0), Group(tuple(range(world)), 1), a, b, src, None, None)
+    members = Group(tuple(range(world)), machine.cur_rank)
+    call = Call(machine, name, Asked(mode=mode, root=0), members, a, b, src, None, None)
     c, dst = call.new_c(machine), tensor(*call.dst_shape, "N", moved)
     words = torch.empty(64, dtype=torch.int32)
     workspace = SimpleNamespace(queue=words, flags=words, counters=words, alone=words)

@@ -17,6 +17,8 @@ from iris import _target
 from .test_compile import ARCHS, QUICK, ends_after_its_stores, faults_of_wait, letters
 
 WORKER = Path(__file__).with_name("_concurrent_worker.py")
+# Where more addresses are kept over the loop over K than there are registers for them.
+MOST_STACK = {"sm_100": 256, "gfx950": 256}
 NAMES = {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", "broadcast"}
 arch_parameter = pytest.mark.parametrize(
     "arch", [arch if arch in QUICK else pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHS]
@@ -46,9 +48,7 @@ def test_large_products(arch, tmp_path):
     assert len(records) == 4
     assert {name.split()[0] for name in records} == {"both", "gemm", "comm"}
     how = "descriptors" if _target.by_arch(arch).descriptors else "pointers"
-    # Where more addresses are kept over the loop over K than there are registers for them.
-    most = {"sm_100": 256, "gfx950": 256}.get(arch, 64)
-    spilled = {name: record["stack"] for name, record in records.items() if record["stack"] > most}
+    spilled = {name: record["stack"] for name, record in records.items() if record["stack"] > MOST_STACK.get(arch, 64)}
     assert not spilled, spilled
     amd = _target.by_arch(arch).vendor == "amd"
     for name, record in records.items():
@@ -71,6 +71,7 @@ def test_more_dtypes_and_sizes(arch, tmp_path):
     records = compiled(arch, "product", tmp_path)
     assert {name.split()[1] for name in records if name.startswith("both ")} == NAMES
     assert len(records) >= 40
-    # Doubles take two registers each, and odd sizes have narrow loads.
-    spilled = {n: r["stack"] for n, r in records.items() if r["stack"] > 256 and "tracing" not in n}
+    # Odd sizes have narrow loads, which need more registers.
+    large = {name: record["stack"] for name, record in records.items() if " 8192x" in name}
+    spilled = {name: stack for name, stack in large.items() if stack > MOST_STACK.get(arch, 64)}
     assert not spilled, spilled

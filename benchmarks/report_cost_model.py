@@ -101,7 +101,8 @@ class Choice:
 def sets() -> Iterator[DataSet]:
     for path in sorted(DATA.glob("h[12]00_*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
-        yield _data_set(path.stem, [_measured(content, row) for row in content["rows"]], content.get("kernel", ""))
+        if "rows" in content:  # those of another kind have a report of their own
+            yield _data_set(path.stem, [_measured(content, row) for row in content["rows"]], content.get("kernel", ""))
     for path in sorted([*PACKAGED.glob("tuned/*/*.json"), *PACKAGED.glob("published/*.json")]):
         content = json.loads(path.read_text(encoding="utf-8"))
         kernels = {str(entry.get("kernel") or "") for entry in content["provenance"].values()} - {""}

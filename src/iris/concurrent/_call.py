@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris.concurrent import autotune
 from iris.concurrent._collectives import COLLECTIVES, Collective, Part
 from iris.concurrent._two_queue_kernel import two_queue_kernel
 from iris.concurrent.workspace import Workspace
@@ -14,6 +15,7 @@ from iris.errors import ArgumentError, CaptureError, IrisError
 from iris.runtime import checks, launch
 from iris.runtime.calls import Calls
 from iris.runtime.groups import Group
+from iris.tuning.store import key_of
 from iris.tuning.tiles import fitted_tiles, float32_precision, power_of_two
 from iris.x.operands import describe_a, describe_b, takes_descriptors
 from iris.x.tile import number_of_tiles
@@ -50,6 +52,7 @@ class Asked:
     comm_cap: Any = None
     group: Any = None
     root: Any = None
+    tune: Any = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Call:
         self.collective = COLLECTIVES[name]
         self.members = members
         self.mode = _choice("mode", asked.mode, MODES)
+        autotune.check_open(name, asked, self.mode)
         self._kernel = launch.kernel_id(f"concurrent/{name}")
         self.c_shape, self.c_dtype = _check_product(ctx, a, b, c)
         root = 0 if name != "broadcast" else _place_of_root(asked.root, members)
@@ -141,7 +145,10 @@ class State(Calls[Call]):
                 )
         except IrisError as caught:
             error = caught
-        facts = _facts(ctx, asked, call, src, dst) | {"flags": _place(ctx, workspace)}
+        facts = _facts(ctx, asked, call, src, dst) | {"flags": _place(ctx, workspace), "tune": asked.tune}
+        if asked.tune and call is not None:
+            tensors = {"A": a, "B": b, "comm_src": src, "C": c, "comm_dst": dst}
+            facts["case that is tuned"] = key_of(autotune.case_of(ctx, name, asked, call, tensors))
         ctx.agreement.reach(f"concurrent.{name}", members, facts, error)
         assert call is not None  # reach() raises the error
         return call
@@ -176,6 +183,14 @@ def _run(ctx: Iris, name: str, asked: Asked, a, b, src, c, dst, workspace: Any) 
         state.remember(key, call)
     else:
         _check_apart(call.collective, a, b, src, c, dst)
+    if asked.tune:
+        tensors = {"A": a, "B": b, "comm_src": src, "C": c, "comm_dst": dst}
+
+        def issue(one: Asked, outputs: Any) -> Any:
+            return _run(ctx, name, one, a, b, src, outputs["C"], outputs["comm_dst"], workspace)
+
+        asked = autotune.tuned(ctx, name, asked, call, tensors, issue)
+        return _run(ctx, name, asked, a, b, src, c, dst, workspace)
     c = call.new_c(ctx) if c is None else c
     dst = call.new_dst(ctx) if dst is None else dst
     workspace = state.workspace if workspace is None else workspace

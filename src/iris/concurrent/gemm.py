@@ -69,6 +69,9 @@ _ARGUMENTS = """Collective over ``group``; no barrier is needed before or after.
         num_stages, num_warps: launch options; by default what fits the tiles.
         comm_cap: the most programs that come to the collective, helpers and those that begin with it together; None for
             no bound. With ``"fused"`` alone.
+        tune: find the split and the tile that are the fastest for this case on this machine, where that has not been
+            done before (:mod:`iris.concurrent.autotune`), and take them. They are left open then, the product's sizes
+            are the same on every rank, and the first such call is made outside of a graph.
         group: None for all ranks, a process group or a sequence of ranks.
         workspace: of :func:`iris.concurrent.make_workspace`, for calls that are to run beside other ones.{further}
 
@@ -112,12 +115,13 @@ def _operation(name: str, summary: str, comm_src: str, comm_dst: str):
         num_stages: int | None = None,
         num_warps: int | None = None,
         comm_cap: int | None = None,
+        tune: bool = False,
         group: Any = None,
         workspace: Workspace | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         asked = Asked(
             mode, num_wgs, gemm_wgs, comm_wgs, gemm_block, gemm_group_m, comm_block, comm_group_m, num_stages,
-            num_warps, comm_cap, group, None,
+            num_warps, comm_cap, group, None, tune,
         )  # fmt: skip
         return _call.run(shmem, name, asked, A, B, comm_src, C, comm_dst, workspace)
 
@@ -172,12 +176,13 @@ def broadcast(
     num_stages: int | None = None,
     num_warps: int | None = None,
     comm_cap: int | None = None,
+    tune: bool = False,
     group: Any = None,
     workspace: Workspace | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     asked = Asked(
         mode, num_wgs, gemm_wgs, comm_wgs, gemm_block, gemm_group_m, comm_block, comm_group_m, num_stages, num_warps,
-        comm_cap, group, root,
+        comm_cap, group, root, tune,
     )  # fmt: skip
     return _call.run(shmem, "broadcast", asked, A, B, comm_src, C, comm_dst, workspace)
 

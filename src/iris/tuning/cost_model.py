@@ -125,11 +125,16 @@ class _Place(NamedTuple):
     remote_latency: float
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """A multiplication by one rank.
 
-    ``tile``: seconds of a tile. ``rounds``: tiles that a program multiplies, one after the other.
-    ``compute``, ``memory``: seconds of either alone. ``seconds``: of both, with the start of the kernel.
+    Attributes:
+        tiles, programs: how many there are.
+        tile: seconds of a tile.
+        rounds: tiles that a program multiplies, one after the other.
+        compute, memory: seconds of either alone.
+        seconds: of both, with the start of the kernel.
+        model: whose model it is: ``"iris"`` or ``"origami"``.
     """
 
     tiles: int
@@ -215,6 +220,19 @@ def rank(
         )  # fmt: skip
         found.append(Candidate(prediction.algorithm, params, prediction))
     return sorted(found, key=lambda candidate: candidate.prediction.fused)
+
+
+def product(
+    machine: str | Machine,
+    sizes: Mapping[str, int],
+    dtype: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    units: int | None = None,
+) -> Product:
+    """What a product of one rank, with no other rank in it, is made of. The arguments are those of :func:`predict`."""
+    rows, columns, depth = _sizes("matmul_all_gather", sizes)
+    return _product(_place(_machine(machine), 1, dtype, units, None), rows, columns, depth, 1, _config(params or {}))
 
 
 def _machine(machine: str | Machine) -> Machine:
@@ -335,7 +353,7 @@ def _rounds(tiles: float, programs: int, blocks: int, exchange: float) -> float:
     return whole + best
 
 
-def _product(place: _Place, rows: int, columns: int, depth: int, owners: int, config: dict[str, Any]) -> _Product:
+def _product(place: _Place, rows: int, columns: int, depth: int, owners: int, config: dict[str, Any]) -> Product:
     """The multiplication of ``rows`` rows for each of ``owners`` by the library's kernel, alone."""
     m, n, step = config["block_size_m"], config["block_size_n"], config["block_size_k"]
     programs = min(config["num_sms"] or place.units, place.units)
@@ -351,7 +369,7 @@ def _product(place: _Place, rows: int, columns: int, depth: int, owners: int, co
     nbytes = _traffic(place, m, n, owners * tiles_m, tiles_n, depth, programs, config["group_size_m"])
     memory = (nbytes + owners * rows * columns * place.itemsize) / place.memory
     compute = max(compute, tiles * (m + n) * depth * place.itemsize / place.cache)
-    return _Product(
+    return Product(
         tiles, programs, tile, rounds, compute, memory, place.fit.kernel_s + _both(compute, memory), model
     )  # fmt: skip
 
@@ -416,7 +434,7 @@ def _gathered(place: _Place, algorithm: str, sizes: tuple[int, ...], config: dic
     return _staged(place, algorithm, product, config, (rows, depth, K), dim, unfused)
 
 
-def _pulled(place: _Place, product: _Product, config: dict[str, Any], nbytes: int, unfused: float) -> Prediction:
+def _pulled(place: _Place, product: Product, config: dict[str, Any], nbytes: int, unfused: float) -> Prediction:
     """``pull``: each column of tiles reads A again, by loads of the programs that multiply."""
     active = min(product.programs, product.tiles)
     rate = min(place.link, active * place.fit.pull_bytes_per_s)
@@ -432,7 +450,7 @@ def _pulled(place: _Place, product: _Product, config: dict[str, Any], nbytes: in
 def _staged(
     place: _Place,
     algorithm: str,
-    product: _Product,
+    product: Product,
     config: dict[str, Any],
     shard: tuple[int, int, int],
     dim: int,
@@ -600,7 +618,7 @@ def _torch(operation: str, seconds: float, communication: float) -> Prediction:
 def _result(
     operation: str,
     algorithm: str,
-    product: _Product,
+    product: Product,
     config: dict[str, Any],
     unfused: float,
     communication: float = 0.0,

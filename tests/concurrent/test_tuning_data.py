@@ -37,7 +37,7 @@ def body_collect(ctx, words, timed=timer):
     ("world", "words", "tiles"),
     [
         (1, ["--collectives", "all_reduce"], ((64, 64, 32), (32, 64, 32))),
-        (3, ["--tiles", "32x64x32", "--cases", ":1", "--shares", "0.5,1"], ((32, 64, 32),)),
+        (3, ["--tiles", "32x64x32", "--cases", ":1", "--collectives", "reduce_scatter,all_to_all"], ((32, 64, 32),)),
     ],
 )
 def test_collect_measures_every_point_of_every_case(world, words, tiles, tmp_path):

@@ -1,7 +1,8 @@
 """A GEMM beside an independent collective.
 
 Each operation has a module form, ``iris.concurrent.gemm.all_gather(ctx, A, B, comm_src, ...)``, and a context form,
-``ctx.concurrent.all_gather(A, B, comm_src, ...)``.
+``ctx.concurrent.all_gather(A, B, comm_src, ...)``. :mod:`iris.concurrent.autotune` finds the split and the tile,
+:mod:`iris.concurrent.predictor` predicts what they take.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from types import MethodType
 from typing import TYPE_CHECKING
 
-from iris.concurrent import gemm
+from iris.concurrent import autotune, gemm, predictor
 from iris.concurrent.workspace import Workspace, make_workspace
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
-__all__ = ["ConcurrentNamespace", "Workspace", "gemm", "make_workspace"]
+__all__ = ["ConcurrentNamespace", "Workspace", "autotune", "gemm", "make_workspace", "predictor"]
 
 
 class ConcurrentNamespace:

@@ -132,7 +132,12 @@ def repeated(iris_command, result):
     return iris_command(*shlex.split(line.group(1)))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def once(path):
+    """The examples with even numbers; by default the others run as processes alone."""
+    return pytest.param(path, marks=() if int(path.name[:2]) % 2 == 0 else pytest.mark.slow, id=path.stem)
+
+
+@pytest.mark.parametrize("example", map(once, EXAMPLES))
 def test_examples(iris_command, example):
     result = iris_command("run", "--sim", "-n", 4, example)
     assert result.returncode == 0, result.stderr

@@ -36,8 +36,13 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+def once(path: Path):
+    """The examples with odd numbers; by default the others run in the simulator alone (tests/cli/test_run_sim.py)."""
+    return pytest.param(path, marks=() if int(path.name[:2]) % 2 else pytest.mark.slow, id=path.stem)
+
+
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("example", [path for path in EXAMPLES if path not in (PREDICTION, RACE)], ids=lambda p: p.stem)
+@pytest.mark.parametrize("example", [once(path) for path in EXAMPLES if path not in (PREDICTION, RACE)])
 def test_example(run, example, num_ranks):
     lines = run(num_ranks, example)
     for rank in range(num_ranks):

@@ -168,6 +168,7 @@ def body_transposes(ctx, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["pull", "torch", *SLOW])
+@pytest.mark.parametrize("world", [1, 2, slow(3), slow(4)])
 def test_all_four_transposes(ranks, world, algorithm):
     ranks(world).run(body_transposes, algorithm)
 

@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from iris._events import Event
-from iris.device import numeric, tracing
+from iris.device import tracing
 from iris.x.epilogue import write_tile
-from iris.x.gemm import multiply_blocks
+from iris.x.gemm import multiply_tile
 from iris.x.schedule import grouped_tile, rotated_rank
 from iris.x.turn import begin_turn, end_alone, end_turn, wait_for_input
 
@@ -37,12 +37,9 @@ def _multiply_tiles(
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=numeric.accumulator_dtype(a_ptr.dtype.element_ty))
-        acc = multiply_blocks(
-            acc, a_desc, a_ptr, tile_m * BLOCK_M, rows.to(tl.int64) * stride_am, rows < M, 0, 0, stride_ak,
-            b_desc, b_ptr, tile_n * BLOCK_N, columns.to(tl.int64) * stride_bn, columns < N, stride_bk,
-            0, tl.cdiv(K, BLOCK_K), K, 0, 0, rank, rank, context + 2, 1,
-            1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+        acc = multiply_tile(
+            tile_m, tile_n, a_desc, b_desc, a_ptr, b_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+            rank, context, BLOCK_M, BLOCK_N, BLOCK_K, DESCRIPTORS, B_TRANSPOSED, PRECISION,
         )  # fmt: skip
         # On its way while the tile is written.
         tile = tl.atomic_add(queue + PRODUCTS, 1, sem="relaxed", scope="gpu")

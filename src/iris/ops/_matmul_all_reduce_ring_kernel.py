@@ -24,7 +24,8 @@ import triton.language as tl
 
 from iris._events import Event
 from iris.device import memory, signal, tracing
-from iris.ops._all_reduced_tile_kernel import multiply_tile, write_on_all
+from iris.ops._all_reduced_tile_kernel import write_on_all
+from iris.x.gemm import multiply_tile
 from iris.x.schedule import grouped_tile, rotated_rank, strided_count, strided_rounds, strided_tile
 from iris.x.turn import end_turn
 

@@ -1,4 +1,4 @@
-"""The K loop of matrix products: :func:`multiply_blocks`.
+"""The K loop of matrix products: :func:`multiply_blocks`, and with it a whole tile: :func:`multiply_tile`.
 
 One function for every operation. Operands come by tensor descriptors where the target copies tiles in hardware and the
 layouts allow it, by pointers elsewhere; see :mod:`iris.x.operands` for the host's side. It waits for
@@ -94,3 +94,39 @@ def multiply_blocks(
             b = tl.load(b_ptrs, mask=inside[:, None] & column_mask[None, :], other=0.0)
         acc = numeric.mma(a, b, acc, PRECISION)
     return acc
+
+
+@triton.jit
+def multiply_tile(
+    tile_m,
+    tile_n,
+    a_desc,
+    b_desc,
+    a_ptr,
+    b_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    rank,
+    context,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The tile of the rank's own ``A @ B``, float32 or int32; 0 past the last row and column."""
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=numeric.accumulator_dtype(a_ptr.dtype.element_ty))
+    return multiply_blocks(
+        acc, a_desc, a_ptr, tile_m * BLOCK_M, rows.to(tl.int64) * stride_am, rows < M, 0, 0, stride_ak,
+        b_desc, b_ptr, tile_n * BLOCK_N, columns.to(tl.int64) * stride_bn, columns < N, stride_bk,
+        0, tl.cdiv(K, BLOCK_K), K, 0, 0, rank, rank, context + 2, 1,
+        1, 1, False, BLOCK_M, BLOCK_N, BLOCK_K, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+    )  # fmt: skip

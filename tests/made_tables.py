@@ -7,8 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from iris import _target
 from iris.tuning import heuristics, selection, store, tables
 from iris.tuning.query import Entry
+
+# Links that nothing was measured over: the cost model decides. What it must promise at least, by vendor.
+WANTED = {"nvidia": 1.1, "amd": 1.4}
+# GB/s into a rank where that is not the rate of the links that the machine's devices have.
+SLOW = {"pcie": 25.0}
+UNMEASURED = [
+    (target, link)
+    for target in _target.KNOWN.values()
+    for link in ("pcie", "xgmi")
+    if link == target.link or (link, target.vendor) == ("pcie", "nvidia")
+]
+unmeasured = pytest.mark.parametrize(("target", "link"), UNMEASURED, ids=[f"{t.product}-{li}" for t, li in UNMEASURED])
 
 PROVENANCE = {"here": {"hardware": "a machine", "source": "a test"}}
 

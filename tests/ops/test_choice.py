@@ -18,7 +18,7 @@ from iris.runtime.groups import Group
 from iris.runtime.links import LINKS
 from iris.tuning import cost_model, steps
 from iris.tuning.plan import SOURCES
-from made_tables import instead, record, tuned
+from made_tables import SLOW, WANTED, instead, record, tuned, unmeasured
 
 TARGETS = [_target.by_arch(arch) for arch in _target.compiled_archs()]
 REFUSAL = "PyTorch has no int8 matmul"
@@ -88,19 +88,6 @@ def test_ranks_that_share_a_card_leave_it_to_torch(monkeypatch, target):
         got = plan(target, M=M)
         assert (got.algorithm, got.source, got.config) == ("torch", "fallback", None)
         assert "shared" in got.reason
-
-
-# The least that the cost model must promise, by vendor.
-WANTED = {"nvidia": 1.1, "amd": 1.4}
-# GB/s into a rank where that is not the rate of the links that the machine's devices have.
-SLOW = {"pcie": 25.0}
-UNMEASURED = [
-    (target, link)
-    for target in _target.KNOWN.values()
-    for link in ("pcie", "xgmi")
-    if link == target.link or (link, target.vendor) == ("pcie", "nvidia")
-]
-unmeasured = pytest.mark.parametrize(("target", "link"), UNMEASURED, ids=[f"{t.product}-{li}" for t, li in UNMEASURED])
 
 
 @unmeasured

@@ -15,7 +15,7 @@ from iris.ops.choice import fitted
 from iris.runtime.groups import Group
 from iris.runtime.links import LINKS
 from iris.tuning import cost_model, steps
-from made_tables import instead, tuned
+from made_tables import SLOW, WANTED, instead, tuned, unmeasured
 from reduced_products import KERNELS, REDUCE, SCATTER
 
 TARGETS = [_target.by_arch(arch) for arch in _target.compiled_archs()]
@@ -142,19 +142,6 @@ def test_ranks_that_share_a_card_take_the_kernel(monkeypatch, target, operation)
         source = "exact" if target.product == "h200" else "heuristic"
         assert (plan.algorithm, plan.source) == ("fused" if operation == SCATTER else "two_shot", source)
         assert ("a guess for" in plan.reason) == (target.product != "h200")
-
-
-# The least that the cost model must promise, by vendor.
-WANTED = {"nvidia": 1.1, "amd": 1.4}
-# GB/s into a rank where that is not the rate of the links that the machine's devices have.
-SLOW = {"pcie": 25.0}
-UNMEASURED = [
-    (target, link)
-    for target in _target.KNOWN.values()
-    for link in ("pcie", "xgmi")
-    if link == target.link or (link, target.vendor) == ("pcie", "nvidia")
-]
-unmeasured = pytest.mark.parametrize(("target", "link"), UNMEASURED, ids=[f"{t.product}-{li}" for t, li in UNMEASURED])
 
 
 @unmeasured

@@ -10,13 +10,14 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from iris.tuning._calibration import Figures, values_for
+
 _PUBLISHED = "published: upstream's predictor for MI300X"
 _ASSUMED = "assumed: the published figure of MI300X"
 _300 = "fitted: the three grids of 8 MI300X in benchmarks/data/concurrent_mi300x.json, upstream's kernel"
 _355 = "fitted: the grid of 8 MI355X in benchmarks/data/concurrent_mi355x.json, upstream's kernel"
 
-# name -> what it is -> place -> (value, source)
-FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
+FIGURES: Figures = {
     "origami_scale": (
         "how many times as long as origami says a product takes alone",
         {"": (1.37, _PUBLISHED + ", 4096 products: origami over measured is 0.73")},
@@ -116,10 +117,7 @@ class Calibration(NamedTuple):
 @cache
 def calibration(machine: str, family: str) -> Calibration:
     """The values for a machine: its own, else its family's, else those for everything else."""
-    values = {}
-    for name, (_, places) in FIGURES.items():
-        values[name] = places[next(place for place in (machine, family, "") if place in places)][0]
-    return Calibration(**values)
+    return Calibration(**values_for(FIGURES, machine, family))
 
 
 def table() -> list[str]:

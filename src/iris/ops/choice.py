@@ -16,9 +16,10 @@ from iris.runtime.links import imitated, link_of, rate_of
 from iris.runtime.logs import logger
 from iris.tuning import Plan, cost_model
 from iris.tuning.autotune import params_of
-from iris.tuning.query import Entry, Query
+from iris.tuning.query import Query
 from iris.tuning.selection import TORCH, Selection, lacking, select, unproven
 from iris.tuning.steps import lookup
+from iris.tuning.store import Record
 from iris.tuning.tiles import fitted_tiles, float32_precision
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Place:
 
     target: Target
     link: str
-    tuned: Mapping[Query, Entry] = field(default_factory=dict, hash=False)
+    tuned: Mapping[Query, Record] = field(default_factory=dict, hash=False)
 
     def get_cu_count(self) -> int:
         return self.target.compute_units
@@ -223,7 +224,7 @@ def _selected(
     return select(query, record)
 
 
-def _usable(place: Iris | Place, problem: Problem, query: Query, record: Entry) -> bool:
+def _usable(place: Iris | Place, problem: Problem, query: Query, record: Record) -> bool:
     """Whether a record of the user's cache names something that there is; others are passed over with a warning."""
     reason = ""
     if record.algorithm not in cost_model.ALGORITHMS[query.operation]:
@@ -241,10 +242,10 @@ def _usable(place: Iris | Place, problem: Problem, query: Query, record: Entry) 
     return not reason
 
 
-def _met_torch(record: Entry) -> bool:
+def _met_torch(record: Record) -> bool:
     """Whether PyTorch's operations were tried beside what was tuned. They are not where they cannot do it, as for a
     list of ranks, and then the record says nothing to a caller for whom they can."""
-    return record.speedup is not None or TORCH in (record.algorithm, *dict(getattr(record, "candidates", ())))
+    return record.speedup is not None or TORCH in (record.algorithm, *dict(record.candidates))
 
 
 def _followed(

@@ -14,7 +14,9 @@ _MI300X = "published MI300X rows of upstream's kernel"
 _MI355X = "published MI355X rows of upstream's kernel"
 
 # name -> what it is -> place -> (value, source)
-FIGURES: dict[str, tuple[str, dict[str, tuple[float, str]]]] = {
+Figures = dict[str, tuple[str, dict[str, tuple[float, str]]]]
+
+FIGURES: Figures = {
     "kernel_efficiency": (
         "share of the peak of the matrix units that the library's GEMM loop reaches while tiles fill them",
         {
@@ -277,8 +279,13 @@ class Calibration(NamedTuple):
 @cache
 def calibration(machine: str, family: str) -> Calibration:
     """The values for a machine: its own, else its family's, else those for everything else."""
+    return Calibration(**values_for(FIGURES, machine, family))
+
+
+def values_for(figures: Figures, machine: str, family: str) -> dict[str, float]:
+    """Of each figure the value for a machine: its own, else its family's, else that for everything else."""
     values = {}
-    for name, (_, places) in FIGURES.items():
+    for name, (_, places) in figures.items():
         place = next(place for place in (machine, family, "") if place in places)
         values[name] = places[place][0]
-    return Calibration(**values)
+    return values

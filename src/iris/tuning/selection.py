@@ -19,6 +19,7 @@ from typing import Any
 from iris._target import KNOWN
 from iris.tuning import heuristics, tables
 from iris.tuning.query import Entry, Query, config_key
+from iris.tuning.store import Record
 
 TORCH = "torch"
 _REMEMBERED = 4096
@@ -68,16 +69,16 @@ class Selection:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def select(query: Query, record: Entry | None = None) -> Selection | None:
+def select(query: Query, record: Record | None = None) -> Selection | None:
     """What is known of a problem; None when nothing is.
 
     Args:
         query: the problem.
-        record: what was tuned for it on this machine, an :class:`iris.tuning.store.Record`; None when it was not.
+        record: what was tuned for it on this machine, None when it was not.
     """
     exact, group = tables.exact(query), tables.group_of(query)
     off = group is not None and not group.enabled
-    if record is not None and (exact is None or record.default_key == packaged_key(query)):  # type: ignore[attr-defined]
+    if record is not None and (exact is None or record.default_key == packaged_key(query)):
         return Selection(
             "cache", record.algorithm, record.params, record, _tuned(record), record.speedup, record.source
         )

@@ -16,11 +16,11 @@ from iris.ops.choice import check_fits, configured, fitted, query_of, staged
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.runtime.groups import Group
 from iris.runtime.links import incoming_rate
-from iris.tuning import autotune, cost_model, heuristics, tables
+from iris.tuning import autotune, cost_model, tables
 from iris.tuning.autotune import Candidate, params_of
 from iris.tuning.plan import Plan
 from iris.tuning.query import Entry, Query
-from iris.tuning.selection import Selection, packaged_key
+from iris.tuning.selection import packaged_key, rule_of
 
 if TYPE_CHECKING:
     from iris._target import Target
@@ -196,14 +196,13 @@ def _from_tables(ctx: Iris, query: Query) -> Iterator[Way]:
 
 def _by_rule(ctx: Iris, problem: Problem, query: Query) -> Iterator[Way]:
     """What the package's rules for the machine say."""
-    params = heuristics.configuration(query.machine, query.operation, heuristics.features_of(query))
-    if not params:
+    rule = rule_of(query, query.machine)
+    if rule is None or rule.algorithm in ("torch", ""):
         return
-    algorithm = params.pop("algorithm", None) or heuristics.algorithm(query.machine, query.operation)
-    if query.operation == "all_gather_matmul" and algorithm not in ("torch", ""):
-        yield algorithm, configured(ctx, problem, Selection("rule", algorithm, params, None, ""))
-    elif algorithm not in ("torch", ""):
-        yield from _way(algorithm, params)
+    if query.operation == "all_gather_matmul":
+        yield rule.algorithm, configured(ctx, problem, rule)
+    else:
+        yield from _way(rule.algorithm, rule.params)
 
 
 def _way(algorithm: str, params: Any) -> Iterator[Way]:

@@ -96,7 +96,7 @@ def select(query: Query, record: Record | None = None) -> Selection | None:
     against = tables.disabled(query)
     if against:
         return _torch("disabled", None, against, "" if group is None else group.source)
-    return None if group is not None and _unvalidated(group) else _by_rule(query, query.machine)
+    return None if group is not None and _unvalidated(group) else rule_of(query, query.machine)
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -107,7 +107,7 @@ def unproven(query: Query) -> Selection | None:
     Asked for a problem of which :func:`select` knows nothing.
     """
     relatives = [name for name, target in KNOWN.items() if target.arch == query.arch and name != query.machine]
-    found = (_by_rule(query, machine) for machine in (query.machine, *relatives))
+    found = (rule_of(query, machine) for machine in (query.machine, *relatives))
     return next((rule for rule in found if rule is not None and rule.algorithm != TORCH), None)
 
 
@@ -148,7 +148,7 @@ def _of_entry(kind: str, entry: Entry, how: str) -> Selection:
     return _torch(kind, entry, f"{how} ({entry.name}{link}): {figure}", entry.source)
 
 
-def _by_rule(query: Query, machine: str) -> Selection | None:
+def rule_of(query: Query, machine: str) -> Selection | None:
     """What a machine's rules have for the problem; None when they are for others."""
     params = heuristics.configuration(machine, query.operation, heuristics.features_of(query))
     if params is None:

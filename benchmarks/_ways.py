@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from iris import _env
 from iris.errors import ArgumentError, UnsupportedError
 from iris.runtime import launch
 from iris.runtime.local import current_world
+from iris.runtime.local import whole_card as whole_card
 
 MATMUL, OWN_MATMUL = "matmul", "own matmul"
 TORCH, TORCH_FUSED, AUTO = "torch", "torch_fused", "auto"
@@ -165,15 +166,6 @@ def idle(results: int, prepare: Callable[[], Any] = lambda: None) -> Way:
     """What a rank does that does not work: nothing, with as many results as the rank that works has."""
     shown = torch.arange(2)
     return Way(lambda: None, prepare, [Compared(lambda: shown, shown)] * results)
-
-
-def whole_card(ctx: Any) -> int:
-    """Let the rank's operations choose as if it had all compute units of the card; how many these are."""
-    units = ctx.target.compute_units
-    if ctx.target.compiled:
-        units = torch.cuda.get_device_properties(ctx.get_device()).multi_processor_count
-    ctx.target = replace(ctx.target, compute_units=units)
-    return units
 
 
 def link_of_rank() -> Callable[[int, dict[int, int]], Callable[[], None]] | None:

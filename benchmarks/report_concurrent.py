@@ -90,12 +90,12 @@ def cases_of(corpus: Mapping[str, Any]) -> list[Case]:
         shape = {f"gemm_{name.lower()}": sizes[name] for name in "MNK"}
         shape |= {"comm_m": sizes["comm_m"], "comm_n": sizes["comm_n"]}
         shape |= {"collective": case["collective"], "world": case["world"]}
-        # Ranks that share a card have no links.
+        # Ranks that share a card have no links, unless they are imitated.
         where = Conditions(
             target, corpus["machine"], corpus["dtype"], _ITEMSIZE[corpus["dtype"]], _ITEMSIZE[corpus["comm_dtype"]],
             corpus["units"], corpus["units"], corpus["mode"],
             comm_block=tuple(corpus["comm_block"] or predictor.DEFAULT_COMM_TILE),
-            link_gbps=math.inf if corpus["link"] == "shared" else None,
+            link_gbps=corpus.get("link_gbps") or (math.inf if corpus["link"] == "shared" else None),
         )  # fmt: skip
         shown = f"{case['collective']} {'x'.join(map(str, sizes.values()))}, {case['world']} ranks"
         times = {(point["gemm_wgs"], tuple(point["gemm_block"])): point["ms"] for point in points}

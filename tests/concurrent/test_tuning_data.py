@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from iris.concurrent.tuning_data import collect, derive
+from iris.concurrent.tuning_data._operands import Operands, Shape
 from iris.concurrent.tuning_data.derive import Case, cases_of, coverage, order
 from iris.errors import ArgumentError, OutputError, UnsupportedError
 from iris.tuning import autotune, store
@@ -27,10 +28,10 @@ def timer(ctx, candidate):
     return (1 + abs(split - 66) / 100 + tile[0] / 1000) * (0.5 if ctx.get_rank() == 0 else 1.0)
 
 
-def body_collect(ctx, words, timed=timer):
+def body_collect(ctx, words, timed=timer, operands=Operands):
     request = collect.parse(words, ctx.get_num_ranks())
     with autotune.using(timer=timed):
-        return collect.run(ctx, request)
+        return collect.run(ctx, request, operands)
 
 
 @pytest.mark.parametrize(
@@ -83,23 +84,14 @@ def test_collect_goes_on_where_it_stopped(tmp_path):
 
 def body_wrong(ctx, words):
     """One rank's output is spoilt after each call, so nothing that was timed may count."""
-    inner = collect._prepared
 
-    def spoilt(*args):
-        call, check = inner(*args)
-
-        def checked():
+    class Spoilt(Operands):
+        def check(self):
             if ctx.get_rank() == 1:
                 raise OutputError("the product is wrong: planted")
-            check()
+            super().check()
 
-        return call, checked
-
-    collect._prepared = spoilt
-    try:
-        return body_collect(ctx, words)
-    finally:
-        collect._prepared = inner
+    return body_collect(ctx, words, operands=Spoilt)
 
 
 def test_what_computes_wrong_results_is_not_timed(tmp_path):
@@ -113,18 +105,17 @@ def test_what_computes_wrong_results_is_not_timed(tmp_path):
 
 def body_check(ctx, name):
     """What the check of outputs says of right ones, and of ones that are wrong in one element."""
-    shape = collect.Shape(40, 48, 32, 22, 40)
-    call, check = collect._prepared(ctx, collect.Request(Path("x"), (name,), (shape,)), name, shape, 3)
+    shape = Shape(40, 48, 32, 22, 40)
+    operands = Operands(ctx, name, shape, "float16", "fused", 3)
     said = []
     for spoil in (None, 0, 1):
-        with autotune.using(timer=timer):
-            outputs = call()
+        outputs = operands.call()
         ctx.synchronize()
         ctx.barrier()
         if spoil is not None and outputs[spoil].numel():
             outputs[spoil].view(-1)[0] += 1
         try:
-            check()
+            operands.check()
             said.append("")
         except OutputError as error:
             said.append(str(error))
@@ -139,6 +130,44 @@ def test_outputs_are_checked(name):
         assert right == ""
         assert "the product is wrong: 1 of" in product
         assert f"the {name} is wrong: 1 of" in collective
+
+
+def body_alone(ctx, words, spoilt):
+    """Rank 0 alone makes the calls; ``spoilt`` is a rank whose output somebody else writes to, too."""
+
+    class Alone(Operands):
+        def check(self):
+            if spoilt is not None:
+                ctx.synchronize()
+                self._output(spoilt)[-1, -1] = 77
+            super().check()
+
+    return body_collect(ctx, [*words, "--alone"], operands=Alone)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_one_rank_alone(world, tmp_path, monkeypatch):
+    monkeypatch.setenv("IRIS_CHECK", "off")
+    out, names = tmp_path / "corpus.json", "all_gather,all_reduce,reduce_scatter,all_to_all,broadcast"
+    words = ["--out", str(out), "--shapes", "40x48x32x70x40", "--tiles", "32x64x32", "--shares", "0.5,1"]
+    SimulatedRanks(world, "sim").run(body_alone, [*words, "--collectives", names], None)
+    corpus = derive.read(out)
+    assert (corpus["alone"], corpus["link_gbps"], corpus["units"]) == (True, None, 132)
+    assert [case["collective"] for case in corpus["cases"]] == names.split(",")
+    for case in corpus["cases"]:
+        assert case["world"] == world
+        assert [point["ms"] for point in case["points"]] == pytest.approx([0.516, 0.846])
+    # Nothing of it is kept for calls that all ranks make.
+    assert not store.saved_records()
+
+
+@pytest.mark.parametrize(("name", "spoilt"), [("all_reduce", 0), ("all_gather", 1), ("all_to_all", 0)])
+def test_what_one_rank_alone_writes_is_checked(name, spoilt, tmp_path, monkeypatch):
+    monkeypatch.setenv("IRIS_CHECK", "off")
+    words = ["--out", str(tmp_path / "c.json"), *SMALL, "--collectives", name, "--cases", "0:1"]
+    outcomes = SimulatedRanks(2, "sim").run_expecting(body_alone, words, spoilt)
+    assert isinstance(outcomes[0].error, UnsupportedError)
+    assert f"the {name} is wrong on rank {spoilt}: 1 of" in str(outcomes[0].error)
 
 
 def body_untimed(ctx, out):

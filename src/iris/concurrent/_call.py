@@ -16,11 +16,12 @@ from iris.runtime import checks, launch
 from iris.runtime.calls import Calls
 from iris.runtime.groups import Group
 from iris.tuning.store import key_of
-from iris.tuning.tiles import fitted_tiles, float32_precision, power_of_two
+from iris.tuning.tiles import Tiles, fitted_tiles, float32_precision, power_of_two
 from iris.x.operands import describe_a, describe_b, takes_descriptors
 from iris.x.tile import number_of_tiles
 
 if TYPE_CHECKING:
+    from iris._target import Target
     from iris.runtime.context import Iris
 
 MODES = ("fused", "concurrent")
@@ -31,7 +32,7 @@ ADDED = (
 # Rows and columns of a tile of a collective, of two-byte elements. So many warps have it in registers, and the kernel
 # that multiplies alone takes as many, so that it computes the same bits.
 _COMM_BLOCK = (256, 64)
-_COMM_GROUP_M = 8
+COMM_GROUP_M = 8
 _WARPS = 8
 
 
@@ -88,14 +89,14 @@ class Call:
 
         (M, N), K = self.c_shape, a.shape[1]
         operand_bytes = 2 if a.dtype != b.dtype else a.dtype.itemsize
-        self.tiles = fitted_tiles(
+        self.tiles = usual_tiles(
             ctx.target, M, N, K, a.dtype.itemsize, operand_bytes=operand_bytes,
-            block=_block("gemm_block", asked.gemm_block, 3, 16), num_warps=_warps(asked.num_warps) or _WARPS,
+            block=_block("gemm_block", asked.gemm_block, 3, 16), num_warps=_warps(asked.num_warps),
             num_stages=_count("num_stages", asked.num_stages),
         )  # fmt: skip
         self.tiles = replace(self.tiles, group_m=_count("gemm_group_m", asked.gemm_group_m) or self.tiles.group_m)
-        self.comm_block = _block("comm_block", asked.comm_block, 2, 1) or _comm_block(ctx, self.part, src)
-        self.comm_group_m = _count("comm_group_m", asked.comm_group_m) or _COMM_GROUP_M
+        self.comm_block = _block("comm_block", asked.comm_block, 2, 1) or usual_comm_block(ctx, self.part, src)
+        self.comm_group_m = _count("comm_group_m", asked.comm_group_m) or COMM_GROUP_M
         self.items = self.part.items(number_of_tiles(self.part.rows, src.shape[1], *self.comm_block))
         products = number_of_tiles(M, N, self.tiles.block_m, self.tiles.block_n)
         self.programs = _programs(ctx, asked, self.mode, products, self.items)
@@ -311,7 +312,14 @@ def _place_of_root(root: Any, members: Group) -> int:
     return members.ranks.index(root)
 
 
-def _comm_block(ctx: Iris, part: Part, src: torch.Tensor) -> tuple[int, int]:
+def usual_tiles(
+    target: Target, rows: int, columns: int, depth: int, itemsize: int, *, num_warps: int | None = None, **given: Any
+) -> Tiles:
+    """As :func:`iris.tuning.tiles.fitted_tiles`, with as many warps as tiles of a collective take."""
+    return fitted_tiles(target, rows, columns, depth, itemsize, num_warps=num_warps or _WARPS, **given)
+
+
+def usual_comm_block(ctx: Iris, part: Part, src: torch.Tensor) -> tuple[int, int]:
     """The same on every rank, because it decides who adds which tile."""
     rows, columns = _COMM_BLOCK
     if not ctx.target.compiled:

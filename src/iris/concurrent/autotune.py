@@ -274,17 +274,18 @@ def _listed(
         # With the default among them, so that there are enough without it.
         splits = [where.most] if where.comm_wgs is not None else None
         found = candidates(shape, where, default[1], tiles, splits, most)
-    listed: list[tuple[str, dict[str, Any], Way]] = [(f"{_shown(*default)} (default)", {}, default)]
+    listed: list[tuple[str, dict[str, Any], Way]] = [(f"{shown(*default)} (default)", {}, default)]
     for one in found:
         if one.way not in (way for _, _, way in listed):
             params: dict[str, Any] = {"gemm_wgs": one.gemm_wgs, "gemm_block": list(one.gemm_block)}
             if where.mode == "concurrent" and where.comm_wgs is None:
                 params["comm_wgs"] = max(1, where.num_wgs - one.gemm_wgs)
-            listed.append((_shown(*one.way), params, one.way))
+            listed.append((shown(*one.way), params, one.way))
     return listed if given is not None else listed[:most]
 
 
-def _shown(split: int, block: Tile) -> str:
+def shown(split: int, block: Tile) -> str:
+    """A split and a tile as reports call them."""
     return f"{split} {'x'.join(map(str, block))}"
 
 

@@ -7,7 +7,8 @@ import mmap
 import pickle
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +18,9 @@ from iris.runtime.bootstrap import Exchange
 from iris.runtime.heap import ALIGNMENT, Region
 from iris.runtime.tensors import tensor_from_ptr
 from iris.runtime.world import World
+
+if TYPE_CHECKING:
+    from iris.runtime.context import Iris
 
 # Addresses between the parts of two ranks, so that running off the end of one does not reach the next.
 _GAP = 1 << 20
@@ -28,6 +32,16 @@ def current_world() -> World | None:
     """The world whose rank is running, None in a process that is a rank itself."""
     scheduler = scheduling.current()
     return scheduler if isinstance(scheduler, World) and scheduler.host is not None else None
+
+
+def whole_card(ctx: Iris) -> int:
+    """Let a rank that works while the others of its GPU do not choose as if it had all compute units; how many these
+    are."""
+    units = ctx.target.compute_units
+    if ctx.target.compiled:
+        units = torch.cuda.get_device_properties(ctx.get_device()).multi_processor_count
+    ctx.target = replace(ctx.target, compute_units=units)
+    return units
 
 
 class LocalExchange(Exchange):

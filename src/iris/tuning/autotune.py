@@ -128,6 +128,7 @@ class Options:
             candidate is still called, once. With it cases are tuned under the interpreter, too.
         check: called after the first call of every candidate; raises when the result is wrong.
         told: called with what came of tuning a case.
+        kept: whether what is found is remembered and saved.
     """
 
     candidates: int = 8
@@ -135,6 +136,7 @@ class Options:
     timer: Timer | None = None
     check: Callable[[], Any] | None = None
     told: Callable[[Tuning], Any] | None = None
+    kept: bool = True
 
 
 _options: ContextVar[Options] = ContextVar("iris_tuning_options", default=Options())  # noqa: B039 - it is frozen
@@ -209,7 +211,7 @@ def tune(
         _time(ctx, members, trials, progress)
     entry = _entry(ctx, query, trials)
     record = as_record(entry, default_key)
-    path = tuned.learn(query, members, record, default_key)
+    path = tuned.learn(query, members, record, default_key) if options().kept else None
     # Calls that were remembered have the choice of before, those of the candidates never come again.
     ctx.agreement.forget_calls()
     tuning = Tuning(query, record, tuple(trials), path, time.perf_counter() - started)
@@ -363,6 +365,7 @@ class _Clock:
     def __init__(self, ctx: Iris, members: Group):
         self._ctx = ctx
         self._members = None if members.size == ctx.get_num_ranks() else members.ranks
+        self._callers = members.size
         self._cache = GpuTimer(ctx.get_device())
         self._busy_us: dict[str, float] = {}
 
@@ -390,7 +393,7 @@ class _Clock:
     def _hold(self, candidate: Candidate) -> None:
         """Keep the GPU asleep until the host has issued the call, so that nothing of the host is in its time."""
         # In loopback the ranks share the host: it issues the call of one after that of the other.
-        sharing = self._ctx.get_num_ranks() if self._ctx.runtime == "loopback" else 1
+        sharing = self._callers if self._ctx.runtime == "loopback" else 1
         microseconds = min(max(_HOLD_US, 3 * self._busy_us[candidate.name]), _LONGEST_HOLD_US) * sharing
         torch.cuda._sleep(int(microseconds * _CYCLES_A_MICROSECOND))
 

@@ -3,10 +3,15 @@
     iris run -n 8 -m iris.concurrent.tuning_data.collect --out h200_8.json
     iris run -n 2 -m iris.concurrent.tuning_data.collect --out quick.json --quick
     iris run -n 2 -m iris.concurrent.tuning_data.collect --out h200_2.json --collectives all_reduce --cases 0:4
+    iris run --loopback --link-gbps 370 -n 8 -m iris.concurrent.tuning_data.collect --out h200_alone.json --alone
 
 Each case is a shape and a collective. The operation is tuned as ``tune=True`` does it, but with every point of the
 grid, and the results of each are checked before it is timed. What is found counts for later calls, too. The file is
 written after each case; one that is there is continued: its cases are not measured again. ``SCHEMA.md`` describes it.
+
+``--alone`` is for ranks that share a card: rank 0 works with all of it, as between GPUs, and the others stand in; the
+link between them should be imitated. What is found then is in the file alone. ``--compile-only`` fills Triton's cache,
+so that several numbers of ranks can be prepared side by side.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +28,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.concurrent import autotune
+from iris.concurrent._call import usual_tiles
 from iris.concurrent._candidates import Conditions, default_split, tiles_for
 from iris.concurrent._collectives import COLLECTIVES
 from iris.concurrent.tuning_data import SCHEMA, split_of
+from iris.concurrent.tuning_data._operands import TOLERANCE, Operands, Shape
 from iris.concurrent.tuning_data.derive import KIND, read
-from iris.errors import ArgumentError, OutputError, UnsupportedError
-from iris.runtime.links import link_of
+from iris.errors import ArgumentError, UnsupportedError
+from iris.runtime.launch import compiling
+from iris.runtime.links import imitated, incoming_rate, link_of
+from iris.runtime.local import current_world, whole_card
 from iris.tuning import autotune as tuner
 from iris.tuning import store
 
@@ -47,29 +56,9 @@ QUICK = (SHAPES[3], SHAPES[5], SHAPES[6])
 SHARES = (0.55, 0.65, 0.72, 0.75, 0.78, 0.84, 0.88, 0.92, 0.96, 1.0)
 QUICK_SHARES = (0.75, 0.9, 1.0)
 _ROWS_A_RANK = 256
-_QUICK_TILES = 2
+_TILES, _QUICK_TILES = 5, 2
+_LINKS = ("link", "link_gbps", "alone")  # what says of a corpus how its ranks were joined
 _SLACK = 64 << 20
-_ROWS = 64  # of the product that are computed in float64
-_TOLERANCE = {"float16": 0.02, "bfloat16": 0.1, "float32": 0.002}
-_VALUES = 4  # inputs of a sum are whole numbers from -4 to 4, so that it is exact
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a case; ``comm_m`` and ``comm_n`` are those of ``comm_src``."""
-
-    M: int
-    N: int
-    K: int
-    comm_m: int
-    comm_n: int
-
-    def __str__(self) -> str:
-        return "x".join(map(str, (self.M, self.N, self.K, self.comm_m, self.comm_n)))
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {"M": self.M, "N": self.N, "K": self.K, "comm_m": self.comm_m, "comm_n": self.comm_n}
 
 
 @dataclass(frozen=True)
@@ -84,6 +73,8 @@ class Request:
         mode, dtype: of the operation.
         budget_s: seconds for the timed calls of a case.
         quick: whether it is a smaller grid than ``derive`` wants.
+        alone: whether rank 0 alone works, with the whole card.
+        compile_only: whether kernels are compiled, and nothing is measured.
     """
 
     out: Path
@@ -95,6 +86,8 @@ class Request:
     dtype: str = "float16"
     budget_s: float = 6.0
     quick: bool = False
+    alone: bool = False
+    compile_only: bool = False
     cases: list[tuple[str, Shape]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -102,27 +95,68 @@ class Request:
             self.cases.extend((name, shape) for name in self.collectives for shape in self.shapes)
 
 
-def run(ctx: Iris, request: Request) -> dict[str, Any]:
+def run(ctx: Iris, request: Request, operands_of: type[Operands] = Operands) -> dict[str, Any]:
     """Measure what is asked for on the ranks of a context, and write it on rank 0; returns the corpus.
 
+    Args:
+        ctx: the context.
+        request: what is asked for.
+        operands_of: makes the tensors of a case.
+
     Raises:
-        ArgumentError: the file that is there was made under other conditions.
+        ArgumentError: the file that is there was made under other conditions; ``alone`` where ranks are processes.
         UnsupportedError: nothing can be measured on this runtime.
     """
     reason = tuner.pointless(ctx)
     if reason:
         raise UnsupportedError(f"collect: {reason}; it needs a GPU (`iris doctor` says what is missing)")
+    if request.alone:
+        if current_world() is None:
+            raise ArgumentError("collect: --alone is for ranks of one process: iris run --loopback")
+        whole_card(ctx)
+    if request.compile_only:
+        _compile(ctx, request)
+        return {}
     corpus = _begin(ctx, request)
     known = [(case["collective"], case["world"], case["sizes"]) for case in corpus["cases"]]
     for number, (name, shape) in enumerate(request.cases):
         if (name, ctx.get_num_ranks(), shape.sizes) in known:
             continue
-        corpus["cases"].append(_measured(ctx, request, name, shape, number))
+        operands = operands_of(ctx, name, shape, request.dtype, request.mode, number, request.alone)
+        _meet(ctx)
+        if ctx.get_rank() == 0 or not request.alone:
+            corpus["cases"].append(_measured(ctx, request, operands))
         if ctx.get_rank() == 0:
             _write(request.out, corpus)
             print(f"{number + 1} of {len(request.cases)}: {name} {shape}: {_summary(corpus['cases'][-1])}", flush=True)
-        ctx.barrier()
+        _meet(ctx)
     return corpus
+
+
+def _meet(ctx: Iris) -> None:
+    """Wait for the other ranks on the host alone: a barrier in the stream would take programs' places."""
+    ctx.synchronize()
+    ctx.exchange.all_gather("collect: a case", None)
+
+
+def _compile(ctx: Iris, request: Request) -> None:
+    """Compile the kernels of all cases, those of one tile and collective once."""
+    wanted, done = [], set()
+    for name, shape in request.cases:
+        _, tiles, default = _grid(ctx, request, shape)
+        missing = [tile for tile in dict.fromkeys([*tiles, default[1]]) if (name, tile) not in done]
+        if not missing:
+            continue
+        operands = Operands(ctx, name, shape, request.dtype, request.mode, 0, request.alone)
+        with compiling(ctx) as launches:
+            for tile in missing:
+                operands.call(gemm_wgs=default[0], gemm_block=tile)
+        wanted += launches
+        done.update((name, tile) for tile in missing)
+    if ctx.get_rank() == 0:
+        failures = [text for text in tuner.compile_all(wanted, ctx.target.shared_memory_bytes, load=False) if text]
+        print(f"{len(wanted)} kernels compiled, {len(failures)} failed", *failures, sep="\n    ", flush=True)
+    _meet(ctx)
 
 
 def _begin(ctx: Iris, request: Request) -> dict[str, Any]:
@@ -136,6 +170,8 @@ def _begin(ctx: Iris, request: Request) -> dict[str, Any]:
         "device": device,
         "units": ctx.get_cu_count(),
         "link": link_of(ctx),
+        "link_gbps": incoming_rate(ctx, 1) / 1e9 if imitated(ctx) else None,
+        "alone": request.alone,
         "mode": request.mode,
         "dtype": request.dtype,
         "comm_dtype": request.dtype,
@@ -164,7 +200,7 @@ def _continued(path: Path, header: dict[str, Any]) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         return header
     there = read(path)
-    for name in ("machine", "arch", "device", "units", "link", "mode", "dtype", "quick", "software"):
+    for name in ("machine", "arch", "device", "units", "mode", "dtype", "quick", "software", *_LINKS):
         if there.get(name) != header[name]:
             raise ArgumentError(
                 f"{path} has {name} {there.get(name)!r}, and this run has {header[name]!r}; give another --out"
@@ -184,39 +220,54 @@ def _write(path: Path, corpus: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def _measured(ctx: Iris, request: Request, name: str, shape: Shape, number: int) -> dict[str, Any]:
-    """The grid of one case."""
-    units, world = ctx.get_cu_count(), ctx.get_num_ranks()
+def _grid(
+    ctx: Iris, request: Request, shape: Shape
+) -> tuple[dict[autotune.Way, float], list[autotune.Tile], autotune.Way]:
+    """Shares by split and tile; the tiles; and the split and the tile that run without tuning."""
+    units = ctx.get_cu_count()
     itemsize = getattr(torch, request.dtype).itemsize
     where = Conditions(
         ctx.target, ctx.target.product, request.dtype, itemsize, itemsize, units, units, request.mode
     )  # fmt: skip
     asked = {"gemm_m": shape.M, "gemm_n": shape.N, "gemm_k": shape.K}
-    tiles = request.tiles or tiles_for(asked, where)[: _QUICK_TILES if request.quick else None]
-    points = {}
+    tiles = list(request.tiles or tiles_for(asked, where)[: _QUICK_TILES if request.quick else _TILES])
+    points: dict[autotune.Way, float] = {}
     for share in request.shares:
         for tile in tiles:
-            points.setdefault((min(where.most, split_of(share, units)), tuple(tile)), share)
-    call, check = _prepared(ctx, request, name, shape, number)
-    ctx.service("tuned").forget()  # who collects wants it measured again
+            points.setdefault((min(where.most, split_of(share, units)), tile), share)
+    own = usual_tiles(ctx.target, shape.M, shape.N, shape.K, itemsize)
+    return points, tiles, (default_split(units, request.mode), (own.block_m, own.block_n, own.block_k))
+
+
+def _measured(ctx: Iris, request: Request, operands: Operands) -> dict[str, Any]:
+    """The grid of one case."""
+    name, shape, world = operands.name, operands.shape, ctx.get_num_ranks()
+    points, _, usual = _grid(ctx, request, shape)
     told: list[tuner.Tuning] = []
-    with tuner.using(budget_s=request.budget_s, check=check, told=told.append), autotune.trying(list(points)):
-        call()
+    with tuner.using(budget_s=request.budget_s, check=operands.check, told=told.append, kept=not request.alone):
+        if request.alone:
+            autotune.tune_config(
+                ctx, run=lambda split, tile: operands.call(gemm_wgs=split, gemm_block=tile), candidates=list(points),
+                shape={"collective": name, "world": world, **shape.sizes}, mode=request.mode, dtype=request.dtype,
+                default_gemm_wgs=usual[0], default_gemm_block=usual[1], force=True, group=[0],
+            )  # fmt: skip
+        else:
+            ctx.service("tuned").forget()  # who collects wants it measured again
+            with autotune.trying(list(points)):
+                operands.call(tune=True)
     ctx.synchronize()
     if not told:
         raise UnsupportedError(f"collect: there is nothing to choose from for {name} {shape}: {len(points)} points")
     default, *others = told[0].trials
-    split, tile = default.candidate.name.split(" ")[:2]
-    way = int(split), tuple(int(side) for side in tile.split("x"))
-    assert way[0] == default_split(units, request.mode)
-    found = [_point(points.get(way), way, default)] if way in points else []
+    assert default.candidate.name.startswith(autotune.shown(*usual))
+    found = [_point(points.get(usual), usual, default)] if usual in points else []
     for trial in others:
         params = trial.candidate.params
         own = params["gemm_wgs"], tuple(params["gemm_block"])
         found.append(_point(points[own], own, trial))
     best = min((point for point in found if point["ms"] is not None), key=lambda point: point["ms"], default=None)
     case = {"collective": name, "world": world, "sizes": shape.sizes}
-    return {**case, "default": _point(None, way, default), "best": best, "points": found}
+    return {**case, "default": _point(None, usual, default), "best": best, "points": found}
 
 
 def _point(share: float | None, way: tuple[int, tuple[int, ...]], trial: tuner.Trial) -> dict[str, Any]:
@@ -234,72 +285,6 @@ def _summary(case: dict[str, Any]) -> str:
     failed = sum(point["ms"] is None for point in case["points"])
     gain = "" if default is None else f", {default / best['ms']:.2f} times as fast as the default"
     return f"{best['ms']:.4f} ms with {best['gemm_wgs']} programs and {tile}{gain}; {failed} points failed"
-
-
-def _prepared(
-    ctx: Iris, request: Request, name: str, shape: Shape, number: int
-) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """What runs the operation with tune=True, and what raises when a result is wrong."""
-    world, rank, device = ctx.get_num_ranks(), ctx.get_rank(), ctx.get_device()
-    dtype = getattr(torch, request.dtype)
-
-    def generator(of: int) -> torch.Generator:
-        return torch.Generator(device).manual_seed(1009 * number + of)
-
-    def source(of: int) -> torch.Tensor:
-        drawn = torch.randint(
-            -_VALUES, _VALUES + 1, (shape.comm_m, shape.comm_n), generator=generator(of), device=device
-        )
-        return drawn.to(dtype)
-
-    a = torch.randn(shape.M, shape.K, generator=generator(500 + rank), device=device).to(dtype)
-    b = (torch.randn(shape.K, shape.N, generator=generator(900), device=device) * shape.K**-0.5).to(dtype)
-    c = torch.empty(shape.M, shape.N, dtype=dtype, device=device)
-    part = COLLECTIVES[name].part(shape.comm_m, None, ctx.resolve_group(None), 0)
-    # As many rows on every rank, whatever it has of them.
-    rows = {"all_gather": part.whole, "reduce_scatter": part.chunk, "all_to_all": part.chunk * world}
-    src, dst = (ctx.empty(n, shape.comm_n, dtype=dtype) for n in (shape.comm_m, rows.get(name, shape.comm_m)))
-    src.copy_(source(rank))
-    dst = dst[: part.dst_rows]
-    picked = torch.linspace(0, shape.M - 1, min(shape.M, _ROWS), device=device).long()
-    wanted = a[picked].double() @ b.double()
-    expected = _expected(name, source, part, rank, world).to(dtype)
-
-    def check() -> None:
-        ctx.synchronize()
-        bad = (c[picked].double() - wanted).abs() > _TOLERANCE[request.dtype] * (1 + wanted.abs())
-        if bad.any() or c.isnan().any():
-            raise OutputError(f"the product is wrong: {int(bad.sum())} of {bad.numel()} elements")
-        # A wrong element is one that is not equal, NaN among them.
-        wrong = dst != expected
-        if wrong.any():
-            raise OutputError(f"the {name} is wrong: {int(wrong.sum())} of {wrong.numel()} elements")
-        c.fill_(float("nan"))
-        # Peers may write it as soon as they begin, so all have to have filled it.
-        dst.fill_(float("nan"))
-        ctx.synchronize()
-        ctx.exchange.all_gather("collect: outputs are filled", None)
-
-    c.fill_(float("nan"))
-    dst.fill_(float("nan"))
-    ctx.barrier()
-    operation = getattr(ctx.concurrent, name)
-    return lambda: operation(a, b, src, C=c, comm_dst=dst, mode=request.mode, tune=True), check
-
-
-def _expected(name: str, source: Callable[[int], torch.Tensor], part: Any, rank: int, world: int) -> torch.Tensor:
-    """The collective's result on a rank, from what all ranks have."""
-    if name == "broadcast":
-        return source(0)
-    if name == "all_gather":
-        return torch.cat([source(peer) for peer in range(world)])
-    if name == "all_to_all":
-        first = rank * part.chunk
-        return torch.cat([source(peer)[first : first + part.chunk] for peer in range(world)])
-    total = source(0).double()
-    for peer in range(1, world):
-        total += source(peer).double()
-    return total if name == "all_reduce" else total[part.first : part.first + part.dst_rows]
 
 
 def _heap_bytes(request: Request, world: int) -> int:
@@ -322,11 +307,13 @@ def parse(argv: Sequence[str] | None, world: int) -> Request:
     parser.add_argument("--shares", help="of the programs that begin with the GEMM, as 0.5,0.75")
     parser.add_argument("--tiles", help="ROWSxCOLUMNSxK,..., in place of those that the device has room for")
     parser.add_argument("--mode", choices=("fused", "concurrent"), default="fused", help="default: %(default)s")
-    parser.add_argument("--dtype", choices=tuple(_TOLERANCE), default="float16", help="default: %(default)s")
+    parser.add_argument("--dtype", choices=tuple(TOLERANCE), default="float16", help="default: %(default)s")
     parser.add_argument(
         "--budget-s", type=float, default=6.0, help="seconds for a case's timing (default: %(default)s)"
     )
     parser.add_argument("--quick", action="store_true", help="3 shapes, 3 splits, 2 tiles")
+    parser.add_argument("--alone", action="store_true", help="rank 0 works with the whole card (iris run --loopback)")
+    parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache and measure nothing")
     options = parser.parse_args(argv)
     names = tuple(options.collectives.split(","))
     unknown = [name for name in names if name not in COLLECTIVES]
@@ -346,7 +333,8 @@ def parse(argv: Sequence[str] | None, world: int) -> Request:
     return Request(
         options.out, names, shapes, shares or (QUICK_SHARES if options.quick else SHARES),
         tuple(_sides(word, 3) for word in options.tiles.split(",")) if options.tiles else (),
-        options.mode, options.dtype, options.budget_s, options.quick,
+        options.mode, options.dtype, options.budget_s, options.quick, options.alone,
+        options.compile_only,
     )  # fmt: skip
 
 
@@ -362,6 +350,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     request = parse(argv, world)
+    if request.alone:
+        os.environ["IRIS_CHECK"] = "off"  # the ranks do not make the same calls
     run(iris(_SLACK + _heap_bytes(request, world)), request)
     return 0
 

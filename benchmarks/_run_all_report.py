@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import report_concurrent_speed as concurrent
 from _run_all_steps import Step
 from _run_all_tests import outcomes
 
@@ -271,6 +272,14 @@ def sums_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     return _markdown(header, shown) if shown else []
 
 
+def concurrent_section(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """iris.concurrent: one line a problem, and how many reach what."""
+    found = concurrent.problems(rows)
+    if not found:
+        return []
+    return [*concurrent.table(found, markdown=True), "", *(f"- {line}" for line in concurrent.goals(found)), ""]
+
+
 def gathers_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """all_gather: GB/s that a rank receives, a column for each candidate."""
     own = [row for row in rows if row["operation"] == "all_gather"]
@@ -387,6 +396,7 @@ def summary(data: Data, state: dict[str, Any], figures: Sequence[str] = ()) -> s
         ("all_gather_matmul", products_table(data.rows("all_gather_matmul"))),
         ("all_gather_matmul, layers of Llama 70B, N divided by the ranks", products_table(data.rows("llama"))),
         ("matmul_all_reduce and matmul_reduce_scatter", sums_table(data.rows("matmul_reduce"))),
+        ("A GEMM beside a collective", concurrent_section(data.rows("concurrent"))),
         ("Collectives", collectives_table(data.collectives())),
         ("all_gather, GB/s that a rank receives", gathers_table(data.collectives())),
         ("Copies", bench_table(data.rows("copy"))),

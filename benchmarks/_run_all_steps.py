@@ -155,6 +155,19 @@ def table(ranks: int, small: bool = False) -> list[Step]:
             impossible=f"K=8192 or K=28672 is no multiple of {ranks} ranks" if odd else "",
         )
 
+    def concurrent(sizes, estimate):
+        return bench(
+            "concurrent",
+            f"iris.concurrent, a GEMM of {sizes} cubed beside a collective, fp16",
+            estimate,
+            "bench_concurrent.py",
+            f"--axis_gemm={','.join('x'.join([size] * 3) for size in sizes.split(','))}",
+            "--axis_share=0.2,0.5,1",
+            "--candidates=3",
+            "--n_repeat=5",
+            tiny=("--small", "--candidates=1", "--n_repeat=1"),
+        )
+
     def collective(operation, estimate, sizes=SOME_SIZES, part="", more=()):
         name = operation + part
         words = ("--ops", operation, "--sizes", sizes, *more, "--json", f"{{out}}/data/{name}.json")
@@ -199,6 +212,7 @@ def table(ranks: int, small: bool = False) -> list[Step]:
         collective("all_gather", 70, f"{SMALL_SIZES},{LARGE_SIZES}", more=("--comm_sms", str(FEW_SMS))),
         matmul_reduce("4096", 50, "fp16,bf16"),
         matmul_reduce("16384", 35),
+        concurrent("8192,4096", 75),
         matmul_reduce("64,256,1024", 65),
         collective("all_reduce", 50, LARGE_SIZES, "-large"),
         *(llama(*layer) for layer in LLAMA),

@@ -23,7 +23,8 @@ MAKESPAN, SPEEDUP, BALANCED, SHARE = 1.10, 1.25, (0.5, 2.0), 0.9
 MATMULS, THEIRS, OURS = ("matmul", "own matmul"), ("torch", "torch symm_mem"), ("fused", "concurrent")
 COLUMNS = (
     "ranks", "collective", "GEMM", "share", "dtype", "GEMM ms", "comm ms", "comm / GEMM", "our best", "ms",
-    "default ms", "torch ms", "best / longer", "default / longer", "bound / longer", "speed-up", "of torch", "torch / our best",
+    "default ms", "torch ms", "best / longer", "default / longer", "bound / longer", "speed-up", "of torch",
+    "torch / our best",
 )  # fmt: skip
 
 

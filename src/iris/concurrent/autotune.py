@@ -133,8 +133,10 @@ def tune_config(
         it had been tuned before.
 
     Raises:
+        ArgumentError: the shape is none.
         CaptureError, RankMismatch, UnsupportedError, WaitTimeout: as :func:`iris.tuning.autotune.tune` has it.
     """
+    predictor.checked_shape(shape)
     members = ctx.resolve_group(group)
     reason = tuner.pointless(ctx)
     total = ctx.get_cu_count() if num_wgs is None else num_wgs

@@ -345,7 +345,7 @@ def rank_splits(
     """
     if mode not in MODES:
         raise ArgumentError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
-    asked = _shape(shape)
+    asked = checked_shape(shape)
     place = _place(machine, units)
     total = place.units if num_wgs is None else _counted("num_wgs", num_wgs)
     nbytes = place.machine.rate(dtype)[1] if comm_dtype_bytes is None else comm_dtype_bytes
@@ -417,7 +417,7 @@ def predict_split(
         programs, the collective's, and both together.
     """
     place = _place(machine, units)
-    asked = _shape(shape)
+    asked = checked_shape(shape)
     total = place.units if num_wgs is None else num_wgs
     tiles = [_tile(mt)] if mt_candidates is None else [_tile(one) for one in mt_candidates]
     if not tiles:
@@ -471,7 +471,12 @@ def _place(machine: str | Machine, units: int | None) -> _Place:
     return _Place(known, family, calibration(known.name, family), have)
 
 
-def _shape(shape: Mapping[str, Any]) -> dict[str, Any]:
+def checked_shape(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """A shape's numbers.
+
+    Raises:
+        ArgumentError: what is missing, not known or no such number.
+    """
     if set(shape) != set(SHAPE):
         raise ArgumentError(f"a shape has {', '.join(SHAPE)}; got {', '.join(map(str, shape)) or 'none'}")
     _named(shape["collective"])

@@ -39,6 +39,12 @@ class Shape:
     def sizes(self) -> dict[str, int]:
         return {"M": self.M, "N": self.N, "K": self.K, "comm_m": self.comm_m, "comm_n": self.comm_n}
 
+    @property
+    def asked(self) -> dict[str, int]:
+        """As :mod:`iris.concurrent.predictor` has them."""
+        product = {"gemm_m": self.M, "gemm_n": self.N, "gemm_k": self.K}
+        return product | {"comm_m": self.comm_m, "comm_n": self.comm_n}
+
 
 class Operands:
     """The tensors of one case on a rank, on which the operation is called. Made by all ranks.

@@ -229,8 +229,7 @@ def _grid(
     where = Conditions(
         ctx.target, ctx.target.product, request.dtype, itemsize, itemsize, units, units, request.mode
     )  # fmt: skip
-    asked = {"gemm_m": shape.M, "gemm_n": shape.N, "gemm_k": shape.K}
-    tiles = list(request.tiles or tiles_for(asked, where)[: _QUICK_TILES if request.quick else _TILES])
+    tiles = list(request.tiles or tiles_for(shape.asked, where)[: _QUICK_TILES if request.quick else _TILES])
     points: dict[autotune.Way, float] = {}
     for share in request.shares:
         for tile in tiles:
@@ -248,7 +247,7 @@ def _measured(ctx: Iris, request: Request, operands: Operands) -> dict[str, Any]
         if request.alone:
             autotune.tune_config(
                 ctx, run=lambda split, tile: operands.call(gemm_wgs=split, gemm_block=tile), candidates=list(points),
-                shape={"collective": name, "world": world, **shape.sizes}, mode=request.mode, dtype=request.dtype,
+                shape={"collective": name, "world": world, **shape.asked}, mode=request.mode, dtype=request.dtype,
                 default_gemm_wgs=usual[0], default_gemm_block=usual[1], force=True, group=[0],
             )  # fmt: skip
         else:

@@ -90,7 +90,7 @@ def test_the_table(ranks, small):
         (gather,) = (one for one in steps if one.name == "all_gather")
         assert gather.words[gather.words.index("--comm_sms") + 1] == "16"
         # All but the tests fit into little more than two calls of the default budget.
-        assert sum(one.estimate for one in steps if one.kind != "tests") < 2.1 * (540 - 20)
+        assert sum(one.estimate for one in steps if one.kind != "tests") < 2.2 * (540 - 20)
 
 
 def test_a_failing_step_is_recorded_and_the_rest_goes_on(call, tmp_path, capsys):

@@ -11,6 +11,7 @@ import torch
 from iris.concurrent._call import COMM_GROUP_M, usual_comm_block
 from iris.concurrent._collectives import COLLECTIVES, Part
 from iris.errors import OutputError
+from iris.runtime.local import current_world
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -79,10 +80,17 @@ class Operands:
         self._workspace = ctx.concurrent.make_workspace() if alone else None
         if self._workspace is not None:
             self._workspace.flags.fill_(_NEVER_REACHED)
+        # Rank 0's incoming link has to carry what its peers would write to it in an all-reduce, beside what it reads.
+        gpu = getattr(current_world(), "gpu", None) if alone and name == "all_reduce" else None
+        own = shape.comm_m * shape.comm_n * kind.itemsize // self._world
+        self._pushed = {} if gpu is None else dict.fromkeys(range(1, self._world), own)
+        self._carry = getattr(gpu, "carry", None)
         self._spoil()
 
     def call(self, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Make the call, with further arguments."""
+        if self._carry is not None and self._pushed:
+            self._carry(0, self._pushed)
         how |= {"C": self._c, "comm_dst": self._dst, "mode": self._mode, "workspace": self._workspace}
         return getattr(self._ctx.concurrent, self.name)(self._a, self._b, self._src, **how)
 

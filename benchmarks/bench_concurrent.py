@@ -34,11 +34,12 @@ from _concurrent_torch import copied, distributed, symmetric_memory
 from _ways import MATMUL, OWN_MATMUL, TORCH, Refused, Way
 
 from iris import bench
+from iris.concurrent.autotune import shown
 
 FUSED, CONCURRENT, SYMM_MEM = "fused", "concurrent", "torch symm_mem"
 # Programs that begin with the product, of which the parts alone bound what a split can be.
 BOUND_SHARES = (1 / 2, 5 / 8, 3 / 4, 13 / 16, 7 / 8, 15 / 16)
-COLUMNS, SMALL_COLUMNS, SMALL_TILE_ROWS = 4096, 40, 24
+COLUMNS, SMALL_COLUMNS, SMALL_TILE_ROWS = 4096, 264, 24  # the small ones have two tiles where they are interpreted
 
 OWN = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
 OWN.add_argument("--nominal-tflops", type=float, default=700.0, help="assumed rate of the GEMM (%(default)s)")
@@ -132,8 +133,10 @@ def rows(work: Together, given) -> dict[str, tuple[str | None, Callable[[], Way]
         ways[SYMM_MEM] = (None, lambda: work.torch_both(peers_moving(work, given)))
     ways |= {mode: (None, lambda mode=mode: work.both(mode=mode)) for mode in (FUSED, CONCURRENT)}
     for split, tile in work.tried(given.candidates):
-        shown = f"{FUSED} {split} {'x'.join(map(str, tile))}"
-        ways[shown] = None, lambda split=split, tile=tile: work.both(gemm_wgs=split, gemm_block=tile)
+        ways[f"{FUSED} {shown(split, tile)}"] = (
+            None,
+            lambda split=split, tile=tile: work.both(gemm_wgs=split, gemm_block=tile),
+        )
     for split in splits(units) if given.bound else ():
         ways[f"{OWN_MATMUL} on {split}"] = None, lambda split=split: work.own_matmul(split)
         ways[f"own {name} on {units - split}"] = None, lambda split=split: work.own_collective(units - split)

@@ -476,6 +476,7 @@ def test_all_steps_with_tiny_problems(tmp_path):
         "Round trips",
         "all_gather_matmul, layers",
         "matmul_all_reduce",
+        "A GEMM beside",
         "Collectives",
         "Copies",
         "Tests",

@@ -18,6 +18,7 @@ QUEUE_WORDS = 96
 
 _COMPUTE = tl.constexpr(int(Event.COMPUTE))
 _STORE = tl.constexpr(int(Event.STORE))
+_WAIT = tl.constexpr(int(Event.WAIT))
 
 
 @triton.jit
@@ -66,7 +67,12 @@ def _exchange_tiles(
         item = tl.atomic_add(queue + ITEMS, 1, sem="relaxed", scope="gpu")
         if item < items:
             for step in range(1, WORLD):
-                wait_for_input(flags, counters, tl.load(members + rotated_rank(index, step, WORLD)), context, KERNEL)
+                peer = tl.load(members + rotated_rank(index, step, WORLD))
+                if TRACING:
+                    waiting = tracing.start(context, _WAIT, peer, item, 0)
+                wait_for_input(flags, counters, peer, context, KERNEL)
+                if TRACING:
+                    tracing.end(context, waiting)
         while item < items:
             if TRACING:
                 span = tracing.start(context, _STORE, rank, item, 1)

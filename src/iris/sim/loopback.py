@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -63,7 +62,8 @@ class Gpu:
         self.link_per_peer = link_per_peer
         self._links = torch.zeros(world.size, link.state_words(world.size), dtype=torch.int64, device="cuda")
         self._links[:, 0] = int(link_per_peer)
-        self._streams: list[weakref.WeakSet[Any]] = [weakref.WeakSet() for _ in range(world.size)]
+        # Kept as long as the world: PyTorch (2.11) frees a stream of CUDA and leaves weak references to it as they are.
+        self._streams: list[set[Any]] = [set() for _ in range(world.size)]
 
     def new_stream(self, rank: int) -> torch.cuda.Stream:
         """A further stream of a rank."""

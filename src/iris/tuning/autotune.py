@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 NOISE = 0.01  # a candidate has to be faster than the default by more than this share of its time
 LEAST_ROUNDS, MOST_ROUNDS = 5, 60
-# A candidate whose first call took so many times the best one's is out: no drift of a clock makes up for that.
-_HOPELESS = 3.0
 # A GPU sleeps so long, so that the host has issued a call before it begins: as iris.bench has it.
 _HOLD_US, _CYCLES_A_MICROSECOND, _LONGEST_HOLD_US = 200.0, 2_500, 20_000.0
 _LONGEST_REASON = 300
@@ -129,6 +127,8 @@ class Options:
         check: called after the first call of every candidate; raises when the result is wrong.
         told: called with what came of tuning a case.
         kept: whether what is found is remembered and saved.
+        hopeless: a candidate whose first call took so many times the best one's is out. No drift of a clock makes up
+            for three.
     """
 
     candidates: int = 8
@@ -137,6 +137,7 @@ class Options:
     check: Callable[[], Any] | None = None
     told: Callable[[Tuning], Any] | None = None
     kept: bool = True
+    hopeless: float = 3.0
 
 
 _options: ContextVar[Options] = ContextVar("iris_tuning_options", default=Options())  # noqa: B039 - it is frozen
@@ -342,7 +343,7 @@ def _time(ctx: Iris, members: Group, trials: list[Trial], progress: _Progress) -
     rounds = chosen.budget_s / max(1e-9, *(post[1] for post in posts))
     rounds = round(min(MOST_ROUNDS, max(LEAST_ROUNDS, rounds)))
     best = min(slowest.values())
-    going = [i for i, ms in slowest.items() if i == 0 or ms <= _HOPELESS * best]
+    going = [i for i, ms in slowest.items() if i == 0 or ms <= chosen.hopeless * best]
     for number in range(rounds):
         progress.step(f"round {number + 1} of {rounds}", (number + 1) / rounds)
         failed = {}

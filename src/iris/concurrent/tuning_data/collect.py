@@ -57,6 +57,7 @@ SHARES = (0.55, 0.65, 0.72, 0.75, 0.78, 0.84, 0.88, 0.92, 0.96, 1.0)
 QUICK_SHARES = (0.75, 0.9, 1.0)
 _ROWS_A_RANK = 256
 _TILES, _QUICK_TILES = 5, 2
+_HOPELESS = 1.5  # what takes so many times the best at once is timed no more
 _LINKS = ("link", "link_gbps", "alone")  # what says of a corpus how its ranks were joined
 _SLACK = 64 << 20
 
@@ -92,7 +93,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.cases:
-            self.cases.extend((name, shape) for name in self.collectives for shape in self.shapes)
+            self.cases.extend((name, shape) for shape in self.shapes for name in self.collectives)
 
 
 def run(ctx: Iris, request: Request, operands_of: type[Operands] = Operands) -> dict[str, Any]:
@@ -243,7 +244,9 @@ def _measured(ctx: Iris, request: Request, operands: Operands) -> dict[str, Any]
     name, shape, world = operands.name, operands.shape, ctx.get_num_ranks()
     points, _, usual = _grid(ctx, request, shape)
     told: list[tuner.Tuning] = []
-    with tuner.using(budget_s=request.budget_s, check=operands.check, told=told.append, kept=not request.alone):
+    with tuner.using(
+        budget_s=request.budget_s, check=operands.check, told=told.append, kept=not request.alone, hopeless=_HOPELESS
+    ):
         if request.alone:
             autotune.tune_config(
                 ctx, run=lambda split, tile: operands.call(gemm_wgs=split, gemm_block=tile), candidates=list(points),

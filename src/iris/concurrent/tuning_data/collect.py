@@ -131,6 +131,7 @@ def run(ctx: Iris, request: Request, operands_of: type[Operands] = Operands) -> 
             _write(request.out, corpus)
             print(f"{number + 1} of {len(request.cases)}: {name} {shape}: {_summary(corpus['cases'][-1])}", flush=True)
         _meet(ctx)
+        del operands  # the heap has room for one case
     return corpus
 
 

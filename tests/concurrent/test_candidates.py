@@ -120,10 +120,10 @@ def test_the_default_split_is_that_of_the_operations(mode, total):
         def get_cu_count(self):
             return total
 
-    programs = _programs(Place(), Asked(mode=mode), mode, 10**6, 10**6)
+    programs = _programs(Place(), Asked(mode=mode), mode, 10**6, 10**6, "all_gather", 2)
     assert default_split(total, mode) == programs.multiplying
     if total > 8:
-        given = _programs(Place(), Asked(mode=mode, comm_wgs=3, num_wgs=total), mode, 10**6, 10**6)
+        given = _programs(Place(), Asked(mode=mode, comm_wgs=3, num_wgs=total), mode, 10**6, 10**6, "all_gather", 2)
         assert default_split(total, mode, 3) == given.multiplying
 
 

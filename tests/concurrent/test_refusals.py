@@ -227,7 +227,15 @@ CASES = [
 @pytest.mark.parametrize(("asked", "mode", "products", "items", "wanted"), CASES)
 def test_programs(asked, mode, products, items, wanted):
     ctx = SimpleNamespace(get_cu_count=lambda: 8)
-    assert _programs(ctx, Asked(**asked), mode, products, items) == Programs(*wanted)
+    assert _programs(ctx, Asked(**asked), mode, products, items, "all_gather", 2) == Programs(*wanted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "world", "cap"), [({}, 2, 4), ({"num_wgs": 3}, 2, 2), ({"comm_cap": 7}, 2, 7), ({}, 1, 8)]
+)
+def test_half_of_the_programs_come_to_an_all_reduce(asked, world, cap):
+    ctx = SimpleNamespace(get_cu_count=lambda: 8)
+    assert _programs(ctx, Asked(**asked), "fused", 100, 100, "all_reduce", world).cap == cap
 
 
 @pytest.mark.parametrize(
@@ -243,7 +251,7 @@ def test_programs(asked, mode, products, items, wanted):
 )
 def test_programs_that_do_not_go_together(asked, mode):
     with pytest.raises(ArgumentError, match=r"num_wgs|gemm_wgs"):
-        _programs(SimpleNamespace(get_cu_count=lambda: 8), Asked(**asked), mode, 100, 100)
+        _programs(SimpleNamespace(get_cu_count=lambda: 8), Asked(**asked), mode, 100, 100, "all_gather", 2)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])

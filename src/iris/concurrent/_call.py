@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris.concurrent import autotune
+from iris.concurrent import autotune, predictor
 from iris.concurrent._collectives import COLLECTIVES, Collective, Part
 from iris.concurrent._two_queue_kernel import two_queue_kernel
 from iris.concurrent.workspace import Workspace
@@ -29,9 +29,10 @@ ADDED = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
 )  # fmt: skip
-# Rows and columns of a tile of a collective, of two-byte elements. So many warps have it in registers, and the kernel
-# that multiplies alone takes as many, so that it computes the same bits.
-_COMM_BLOCK = (256, 64)
+# Rows and columns of a tile of a collective by vendor, of two-byte elements. So many warps have it in registers, and
+# the kernel that multiplies alone takes as many, so that it computes the same bits. A program's rate over a link
+# follows from what it has under way. AMD's is upstream's default: nothing was measured there.
+_COMM_BLOCK = {"nvidia": (128, 256), "amd": (256, 64)}
 COMM_GROUP_M = 8
 _WARPS = 8
 
@@ -99,7 +100,7 @@ class Call:
         self.comm_group_m = _count("comm_group_m", asked.comm_group_m) or COMM_GROUP_M
         self.items = self.part.items(number_of_tiles(self.part.rows, src.shape[1], *self.comm_block))
         products = number_of_tiles(M, N, self.tiles.block_m, self.tiles.block_n)
-        self.programs = _programs(ctx, asked, self.mode, products, self.items)
+        self.programs = _programs(ctx, asked, self.mode, products, self.items, name, members.size)
         self.precision = float32_precision(ctx.target, a.dtype)
         # Without matrix units operands come from shared memory element by element, not as descriptors bring them.
         whole = a.dtype == torch.float32 and self.precision != "tf32"
@@ -321,15 +322,13 @@ def usual_tiles(
 
 def usual_comm_block(ctx: Iris, part: Part, src: torch.Tensor) -> tuple[int, int]:
     """The same on every rank, because it decides who adds which tile."""
-    rows, columns = _COMM_BLOCK
-    if not ctx.target.compiled:
-        # The interpreter's cost is by statement, not by element.
-        rows, columns = 128, 256
+    # The interpreter's cost is by statement, not by element.
+    rows, columns = _COMM_BLOCK.get(ctx.target.vendor, (128, 256))
     rows = max(16, rows * 2 // max(2, src.dtype.itemsize))
     return power_of_two(part.chunk, 16, rows), power_of_two(src.shape[1], 16, columns)
 
 
-def _programs(ctx: Iris, asked: Asked, mode: str, products: int, items: int) -> Programs:
+def _programs(ctx: Iris, asked: Asked, mode: str, products: int, items: int, name: str, world: int) -> Programs:
     """How many programs begin with what; no more of them than there is work."""
     total = _count("num_wgs", asked.num_wgs)
     least = 0 if mode == "fused" else 1
@@ -357,7 +356,9 @@ def _programs(ctx: Iris, asked: Asked, mode: str, products: int, items: int) -> 
         )
     grid = min(total, max(1, products + items))
     multiplying = min(gemm, grid)
-    return Programs(multiplying, grid - multiplying, grid if cap is None else cap)
+    if cap is None:
+        cap = min(grid, predictor.usual_cap(name, world, total))
+    return Programs(multiplying, grid - multiplying, cap)
 
 
 def _facts(ctx: Iris, asked: Asked, call: Call | None, src: Any, dst: Any) -> dict[str, Any]:

@@ -76,13 +76,15 @@ def _exchange_tiles(
         while item < items:
             if TRACING:
                 span = tracing.start(context, _STORE, rank, item, 1)
+            # On its way while the tile is moved.
+            following = tl.atomic_add(queue + ITEMS, 1, sem="relaxed", scope="gpu")
             TILE(
                 item, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn,
                 members, index, context, WORLD, BLOCK_M, BLOCK_N, GROUP_M,
             )  # fmt: skip
             if TRACING:
                 tracing.end(context, span)
-            item = tl.atomic_add(queue + ITEMS, 1, sem="relaxed", scope="gpu")
+            item = following
 
 
 @triton.jit(

@@ -68,7 +68,7 @@ _ARGUMENTS = """Collective over ``group``; no barrier is needed before or after.
         comm_block: (rows, columns) of a tile of the collective; the same on every rank.
         num_stages, num_warps: launch options; by default what fits the tiles.
         comm_cap: the most programs that come to the collective, helpers and those that begin with it together; None for
-            no bound. With ``"fused"`` alone.
+            half of them in an all_reduce, which more slow down, and for no bound in the others. With ``"fused"`` alone.
         tune: find the split and the tile that are the fastest for this case on this machine, where that has not been
             done before (:mod:`iris.concurrent.autotune`), and take them. They are left open then, the product's sizes
             are the same on every rank, and the first such call is made outside of a graph.

@@ -43,6 +43,7 @@ __all__ = [
     "predicts",
     "rank_splits",
     "schedule_makespan",
+    "usual_cap",
 ]
 
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "broadcast")
@@ -293,6 +294,12 @@ def _link(place: _Place, world: int, link_gbps: float | None) -> float:
 # --- splits ----------------------------------------------------------------------------------------------------------
 
 
+def usual_cap(collective: str, world: int, num_wgs: int) -> int:
+    """The most programs that come to a collective when ``comm_cap`` is left open. An all-reduce is slower with more:
+    its reads and its writes meet on the links (between two H200 by 14 % with all units, to half of them)."""
+    return max(2, (num_wgs + 1) // 2) if _named(collective) == "all_reduce" and world > 1 else num_wgs
+
+
 def default_splits(num_wgs: int, mode: str = "fused") -> list[int]:
     """Numbers of programs that begin with the GEMM which are worth a thought: from an eighth of all, in steps of 8."""
     least = max(1, min(max(16, num_wgs // 8), num_wgs))
@@ -336,7 +343,8 @@ def rank_splits(
         machine, dtype, units, num_stages: as of :func:`gemm_full_ms`.
         comm_dtype_bytes: bytes of an element of the collective; None for as many as ``dtype`` has.
         link_gbps: as of :func:`comm_full_ms`.
-        comm_cap, c_atomic_gemm, c_atomic_comm: as of :func:`schedule_makespan`; None for no bound and the machine's.
+        comm_cap, c_atomic_gemm, c_atomic_comm: as of :func:`schedule_makespan`; None for :func:`usual_cap` and the
+            machine's.
         comm_sat: ``base`` of :func:`comm_sat_channels`; None for the machine's.
         fused_mult, alpha: as of :func:`gemm_tile_ms_fused`.
 
@@ -358,6 +366,7 @@ def rank_splits(
     resident = place.units * place.machine.resident_programs_per_unit
     fused = mode == "fused"
     chosen = default_splits(total, mode) if splits is None else list(splits)
+    cap = usual_cap(asked["collective"], asked["world"], total) if comm_cap is None else comm_cap
     found = []
     for mt in tiles:
         gemm = _gemm(place, asked["gemm_m"], asked["gemm_n"], asked["gemm_k"], _tile(mt), dtype, num_stages)
@@ -374,7 +383,7 @@ def rank_splits(
             enough = _channels(place, about[0], about[3], comm_sat, grid, link_gbps)
             ms = schedule_makespan(
                 gemm.tiles, gemm.tile * slower, items, comm / items, grid, own, takes, takes_item,
-                comm_cap if fused else None, enough, helps=fused,
+                cap if fused else None, enough, helps=fused,
             )  # fmt: skip
             found.append(Split(split, _tile(mt), ms))
     return sorted(found, key=lambda one: one.pred_ms)

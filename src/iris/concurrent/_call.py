@@ -29,10 +29,9 @@ ADDED = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
 )  # fmt: skip
-# Rows and columns of a tile of a collective by vendor, of two-byte elements. So many warps have it in registers, and
-# the kernel that multiplies alone takes as many, so that it computes the same bits. A program's rate over a link
-# follows from what it has under way. AMD's is upstream's default: nothing was measured there.
-_COMM_BLOCK = {"nvidia": (128, 256), "amd": (256, 64)}
+# Rows and columns of a tile of a collective, of two-byte elements. So many warps have it in registers, and the kernel
+# that multiplies alone takes as many, so that it computes the same bits.
+_COMM_BLOCK, _INTERPRETED_COMM_BLOCK = (256, 64), (128, 256)
 COMM_GROUP_M = 8
 _WARPS = 8
 
@@ -323,7 +322,7 @@ def usual_tiles(
 def usual_comm_block(ctx: Iris, part: Part, src: torch.Tensor) -> tuple[int, int]:
     """The same on every rank, because it decides who adds which tile."""
     # The interpreter's cost is by statement, not by element.
-    rows, columns = _COMM_BLOCK.get(ctx.target.vendor, (128, 256))
+    rows, columns = _COMM_BLOCK if ctx.target.compiled else _INTERPRETED_COMM_BLOCK
     rows = max(16, rows * 2 // max(2, src.dtype.itemsize))
     return power_of_two(part.chunk, 16, rows), power_of_two(src.shape[1], 16, columns)
 

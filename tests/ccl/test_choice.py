@@ -1,5 +1,7 @@
 """Which algorithm a collective takes: the table, fallbacks, and programs that fit the machine."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +21,7 @@ from iris.tuning import steps
 from iris.tuning.plan import SOURCES
 from made_tables import instead, record, tuned
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 TARGETS = [_target.INTERPRETER, *map(_target.by_arch, _target.compiled_archs())]
 WORLDS = (2, 3, 4, 5, 8, 16, 72, 1024)
 
@@ -65,6 +68,68 @@ def test_rows_are_in_order():
         assert row.get("machine", "h200") in _target.KNOWN
         # What was measured says where, and nothing else does.
         assert ("machine" in row) != row["source"].startswith("heuristic")
+
+
+def auto(operation, nbytes, world=2, product="h200", link="nvlink"):
+    """What the table has, and whether it was measured on such a machine."""
+    entry = steps.lookup("collectives", link, world, nbytes, product, operation=operation)
+    return entry.algorithm, entry.measured
+
+
+def measured_on_two_h200(operation):
+    """Times in graphs that the page shows: bytes -> microseconds by algorithm, ``torch`` being NCCL."""
+    section = PAGE.read_text().partition("\n## Collectives on two H200\n")[2].partition("\n## ")[0]
+    table = section.partition(f"\n{operation}:\n\n")[2].partition("\n\n")[0].splitlines()
+    heads, *rows = ([cell.strip(" `") for cell in line.strip("|").split("|")] for line in table)
+    renamed = {"NCCL": "torch", "Iris": "default"}
+    found = {}
+    for row in rows[1:]:
+        number, unit = re.fullmatch(r"(\d+) ([KM])iB", row[0]).groups()
+        named = {renamed.get(head, head): cell for head, cell in zip(heads, row, strict=True)}
+        times = {name: float(named[name]) for name in VARIANTS[operation] if name in named}
+        found[int(number) << {"K": 10, "M": 20}[unit]] = times
+    return found
+
+
+@pytest.mark.parametrize("operation", list(VARIANTS))
+def test_two_h200_take_what_was_the_fastest_there(operation):
+    """Of what can be taken: PyTorch's symmetric memory is measured beside, and nothing here runs it."""
+    measured = measured_on_two_h200(operation)
+    assert {4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20} <= set(measured)
+    for nbytes, times in measured.items():
+        algorithm, known = auto(operation, nbytes)
+        assert known, (operation, nbytes)
+        assert {"torch", algorithm} <= set(times)
+        # Two kernels that take turns are the same within this.
+        assert times[algorithm] <= 1.03 * min(times.values()), (operation, nbytes, algorithm, times)
+
+
+@pytest.mark.parametrize(
+    ("operation", "ours"),
+    [("all_reduce", "two_shot"), ("reduce_scatter", "two_shot"), ("all_gather", "persistent"),
+     ("all_to_all", "default"), ("broadcast", "direct")],
+)  # fmt: skip
+def test_large_sizes_are_torchs_only_where_nothing_was_measured(operation, ours):
+    large = 256 << 20
+    for nbytes in (large, 1 << 30):
+        assert auto(operation, nbytes) == (ours, True)
+        # The same link and number of ranks on another machine: what was measured is the best guess.
+        assert auto(operation, nbytes, product="h100") == (ours, False)
+        for world in (3, 4, 8, 72):
+            assert auto(operation, nbytes, world) == ("torch", False)
+        for link in ("xgmi", "pcie"):
+            for world in (2, 8):
+                assert auto(operation, nbytes, world, link=link) == ("torch", False)
+    assert auto(operation, large, link="shared")[0] == ours
+
+
+def test_other_worlds_keep_their_rules():
+    mib = 1 << 20
+    for world in (3, 8):
+        assert [auto("reduce_scatter", n * mib, world)[0] for n in (1, 32, 33)] == ["two_shot", "two_shot", "torch"]
+        assert [auto("broadcast", n * mib, world)[0] for n in (1, 2, 32, 33)] == [
+            "direct", "scatter_allgather", "scatter_allgather", "torch",
+        ]  # fmt: skip
 
 
 OBSTACLE = NotSymmetricError("it lies elsewhere")

@@ -252,9 +252,9 @@ def test_programs_that_reach_the_rate_of_the_links():
     assert comm_sat_channels("all_reduce", 8, num_wgs=64, machine="mi355x") == 64
     assert comm_sat_channels("all_reduce", 8, 100, machine="mi355x") == 200
     assert comm_sat_channels("all_reduce", 8, 100, 150, machine="mi355x") == 150
-    # 9 programs of 18 GB/s for 151 GB/s.
-    assert comm_sat_channels("all_gather", 2, machine="h200") == 9
-    assert comm_sat_channels("all_gather", 2, machine="h200", link_gbps=90.0) == 3
+    # 26 programs of 14 GB/s for 359 GB/s.
+    assert comm_sat_channels("all_gather", 2, machine="h200") == 26
+    assert comm_sat_channels("all_gather", 2, machine="h200", link_gbps=90.0) == 7
     assert comm_sat_channels("all_gather", 1, machine="h200") == 1
 
 
@@ -458,23 +458,27 @@ def test_the_page_shows_the_figures():
         assert line in page
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_report(report):
     page = (ROOT / "docs" / "concurrent-tuning.md").read_text(encoding="utf-8")
     shown = page.split("<!-- report -->")[1].split("<!-- end of the report -->")[0].strip()
-    shipped = [ROOT / "benchmarks" / "data" / f"concurrent_{machine}.json" for machine in ("mi300x", "mi355x")]
-    wanted = report.report(report.corpora(shipped))
+    wanted = report.report(report.corpora())
     # Notes, which quote sources, are not repeated.
     assert shown.split() == wanted.split("\n- ")[0].split()
 
 
-def test_what_tuning_loses_on_the_shipped_corpus(report):
-    """With what was measured of upstream's kernels: of 8 that are timed, and the default, one is near to the best."""
+@pytest.mark.parametrize(
+    ("names", "cases", "mean", "worst"),
+    [(("mi300x", "mi355x"), 5, 0.06, 0.2), (("h200",), 57, 0.005, 0.05), (("h200_alone",), 123, 0.01, 0.15)],
+)
+def test_what_tuning_loses_on_the_shipped_corpora(report, names, cases, mean, worst):
+    """Of 8 that are timed, and the default, one is near to the best; of upstream's kernels less so."""
     losses = [
-        min(case.loss(report.by_tuning(case), 8), case.default[1] / case.best - 1)
+        case.loss(report.by_tuning(case), 8, beside=True)
         for name, corpus in report.corpora()
-        if name in ("concurrent_mi300x", "concurrent_mi355x")
+        if name.removeprefix("concurrent_") in names
         for case in report.cases_of(corpus)
     ]
-    assert len(losses) >= 5
-    assert sum(losses) / len(losses) < 0.06
-    assert max(losses) < 0.2
+    assert len(losses) >= cases
+    assert sum(losses) / len(losses) < mean
+    assert max(losses) < worst

@@ -2,7 +2,8 @@
 
 A value is for a machine, for all of a family (:attr:`iris._target.Target.family`), or for everything else (``""``).
 ``docs/concurrent-tuning.md`` shows the table. *Published* are figures of upstream's kernels on MI300X (ROCm/iris, pull
-request 544); nothing of this kind has been measured with this library's own.
+request 544); of AMD devices nothing has been measured with this library's own. What is for everything else was measured
+on H200 and is taken for other NVIDIA devices, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import NamedTuple
 from iris.tuning._calibration import Figures, values_for
 
 _PUBLISHED = "published: upstream's predictor for MI300X"
-_ASSUMED = "assumed: the published figure of MI300X"
+_FITTED = "fitted: the grids of H200 in benchmarks/data/concurrent_h200.json and concurrent_h200_alone.json"
+_BETWEEN = "measured between two H200, benchmarks/bench_concurrent.py --bound: "
 _300 = "fitted: the three grids of 8 MI300X in benchmarks/data/concurrent_mi300x.json, upstream's kernel"
 _355 = "fitted: the grid of 8 MI355X in benchmarks/data/concurrent_mi355x.json, upstream's kernel"
 
@@ -51,23 +53,23 @@ FIGURES: Figures = {
     ),
     "interference": (
         "by what share a GEMM takes longer when all programs are in the collective all the while",
-        {"": (0.40, _ASSUMED), "gfx": (0.40, _PUBLISHED)},
+        {"": (0.05, _FITTED), "gfx": (0.40, _PUBLISHED)},
     ),
     "comm_share": (
         "share of the links' attainable rate that a collective gets beside a GEMM",
         {
-            "": (0.41, "assumed: the published fraction of MI300X, 120 of 293 GB/s of a gather alone"),
+            "": (0.97, _BETWEEN + "a gather of 580 MB alone gets 360 of 370 GB/s"),
             "gfx": (0.36, _PUBLISHED + ", 120 GB/s, of the 336 that 7 links attain"),
         },
     ),
     "comm_start_s": (
         "time of a collective beside its bytes, s",
-        {"": (5e-6, _ASSUMED), "gfx": (5e-6, _PUBLISHED)},
+        {"": (6e-6, _FITTED), "gfx": (5e-6, _PUBLISHED)},
     ),
     "program_bytes_per_s": (
         "most that a program moves over the links beside a GEMM, bytes/s",
         {
-            "": (18e9, "assumed: as alone, a gather between two H200; iris.tuning._calibration"),
+            "": (14e9, _BETWEEN + "9 programs alone push 124 GB/s and fetch 85"),
             "gfx": (7.5e9, "assumed: as alone, a gather between 8 MI355X; iris.tuning._calibration"),
             "mi300x": (0.3e9, _300),
             "mi325x": (0.3e9, "assumed: as on the MI300X, which has the same links"),
@@ -79,15 +81,15 @@ FIGURES: Figures = {
     ),
     "channels_all_reduce": (
         "how many times channels an all_reduce needs at least",
-        {"": (2.0, _ASSUMED), "gfx": (2.0, _PUBLISHED + "; with fewer than 128 of 304 it takes many times as long")},
+        {"": (2.0, _FITTED), "gfx": (2.0, _PUBLISHED + "; with fewer than 128 of 304 it takes many times as long")},
     ),
     "take_tile_s": (
         "time of taking a tile of the GEMM from its queue, s",
-        {"": (0.99e-6, _ASSUMED), "gfx": (0.99e-6, _PUBLISHED + "; a quarter of the median of 3.96 us that it takes")},
+        {"": (2.2e-6, _FITTED), "gfx": (0.99e-6, _PUBLISHED + "; a quarter of the median of 3.96 us that it takes")},
     ),
     "take_item_s": (
         "the same of the collective",
-        {"": (2.36e-6, _ASSUMED), "gfx": (2.36e-6, _PUBLISHED + "; a quarter of the median of 9.44 us that it takes")},
+        {"": (2.1e-6, _FITTED), "gfx": (2.36e-6, _PUBLISHED + "; a quarter of the median of 9.44 us that it takes")},
     ),
     "tile_margin": (
         "by what share another tile than the usual one has to be predicted to be faster to be taken",

@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import _run_all_report as report
@@ -86,6 +87,10 @@ class State:
 
     def __getitem__(self, name: str) -> dict:
         return self.data["steps"].setdefault(name, {"state": "waiting", "attempts": 0, "seconds": 0.0})
+
+    def forget(self, name: str) -> None:
+        """Forget what became of a step, so that it can begin anew."""
+        self.data["steps"].pop(name, None)
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,7 +270,7 @@ def show(steps: list[Step], state: State) -> None:
     print(f"{len(waiting)} of {len(steps)} steps are to be done, about {sum(s.estimate for s in waiting):.0f} s")
 
 
-def run(steps: list[Step], out: Path, state: State, deadline: float, write) -> list[Step]:
+def run(steps: list[Step], out: Path, state: State, deadline: float, write, *, again: bool = False) -> list[Step]:
     """Do the steps that fit; those that did not fit.
 
     Args:
@@ -274,6 +279,7 @@ def run(steps: list[Step], out: Path, state: State, deadline: float, write) -> l
         state: of the steps.
         deadline: when all must have ended, on the monotonic clock.
         write: called after each step.
+        again: do finished steps too. What they gave before stays until they begin.
     """
     postponed = []
     for number, step in enumerate(steps, 1):
@@ -282,7 +288,7 @@ def run(steps: list[Step], out: Path, state: State, deadline: float, write) -> l
             record["state"] = "failed" if record["attempts"] >= MOST_ATTEMPTS and not step.resumable else "waiting"
             record["error"] = f"it was running when run_all.py was killed, {record['attempts']} times"
             state.save()
-        if record["state"] in FINISHED:
+        if record["state"] in FINISHED and not again:
             continue
         if step.impossible:
             record |= {"state": "skipped", "error": step.impossible}
@@ -294,6 +300,10 @@ def run(steps: list[Step], out: Path, state: State, deadline: float, write) -> l
             postponed.append(step)
             continue
         print(f"[{number}/{len(steps)}] {step.name}: {step.what}, about {step.estimate:.0f} s", flush=True)
+        if record["state"] in FINISHED:
+            (out / step.output).unlink(missing_ok=True)
+            state.forget(step.name)
+            record = state[step.name]
         begin = time.monotonic()
         do(step, out, state, left)
         how = f"{record['state']} after {time.monotonic() - begin:.0f} s"
@@ -338,11 +348,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.parser.error("there is no GPU, and interpreted kernels would take days: give --small")
     for folder in ("data", "logs"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    if given.only:
-        for step in chosen:
-            if state[step.name]["state"] in FINISHED:
-                (out / step.output).unlink(missing_ok=True)
-                del state.data["steps"][step.name]
     state.data.setdefault("calls", []).append("python benchmarks/run_all.py " + shlex.join(argv or sys.argv[1:]))
     state.save()
     if importlib.util.find_spec("matplotlib") is None:
@@ -351,7 +356,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _signals_leave():
             deadline = begin + given.budget - RESERVE
-            postponed = run(chosen, out, state, deadline, lambda: report.write(out, steps, state.data))
+            write = partial(report.write, out, steps, state.data)
+            postponed = run(chosen, out, state, deadline, write, again=bool(given.only))
     finally:
         report.write(out, steps, state.data, draw_figures=True)
     failed = [step.name for step in steps if report.has_failed(out, step, state.data)]

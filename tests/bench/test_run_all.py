@@ -143,6 +143,31 @@ def test_a_call_does_what_fits_into_its_budget(call, tmp_path, capsys):
     assert runs(tmp_path, "first", "long", "last") == [2, 1, 2]
 
 
+def test_what_a_step_gave_stays_until_it_begins_again(call, tmp_path, capsys):
+    output, summary = tmp_path / "out/data/first.json", tmp_path / "out/summary.md"
+    code, before = call([counting("first", tmp_path), counting("second", tmp_path)])
+    assert (code, output.read_text()) == (0, "[]")
+    output.write_text("[ ]")  # as no run writes it
+    # The estimate of the first does not fit; the second, which is named too, does.
+    long = [counting("first", tmp_path, estimate=500), counting("second", tmp_path)]
+    code, records = call(long, "--only", "first,second", "--budget", "100")
+    assert (code, runs(tmp_path, "first", "second")) == (0, [1, 2])
+    assert output.read_text() == "[ ]"
+    assert records["first"] == before["first"]
+    assert "| first | done |" in summary.read_text()
+    assert "left for another call, about 500 s: first" in capsys.readouterr().out
+    # It is still done, so a call that names nothing leaves it.
+    call(long, "--budget", "600")
+    assert runs(tmp_path, "first", "second") == [1, 2]
+    code, records = call(long, "--only", "first", "--budget", "600")
+    assert (code, runs(tmp_path, "first", "second")) == (0, [2, 2])
+    assert output.read_text() == "[]"
+    assert (records["first"]["state"], records["first"]["attempts"]) == ("done", 1)
+    # One that begins and fails has nothing of the run before.
+    code, records = call([counting("first", tmp_path, "sys.exit(3)"), long[1]], "--only", "first")
+    assert (code, records["first"]["state"], output.exists()) == (1, "failed", False)
+
+
 def gone(pid):
     """Whether a process has ended, or will be collected by its parent."""
     try:

@@ -6,7 +6,7 @@ import pytest
 
 from iris._target import INTERPRETER, KNOWN
 from iris.concurrent import _candidates, autotune
-from iris.concurrent._call import Asked, _programs
+from iris.concurrent._call import Asked, _programs, usual_tiles
 from iris.concurrent._candidates import Candidate, Conditions, candidates, default_split, heuristic, tiles_for
 from iris.concurrent.predictor import COLLECTIVES, rank_splits
 from iris.concurrent.tuning_data import candidates_of, load_candidate_set, split_of
@@ -150,3 +150,27 @@ def test_topk_configs_speak_of_any_machine():
     assert all(one["gemm_wgs"] <= 40 for one in small)
     with pytest.raises(ArgumentError, match="mi300x"):
         autotune.topk_configs(SHAPE, machine="h999")
+
+
+@pytest.mark.parametrize(
+    ("machine", "sizes", "itemsize", "tile"),
+    [
+        ("h200", (1, 8192, 8192), 2, (16, 128, 128)),
+        ("h200", (16, 8192, 8192), 2, (16, 128, 128)),
+        ("h200", (17, 8192, 8192), 2, (32, 64, 64)),
+        ("h200", (1, 64, 8192), 2, (16, 64, 64)),
+        # 32 and 64 tiles of 128x256 leave half of 132 units without one, 128 do not.
+        ("h200", (128, 8192, 8192), 2, (128, 128, 64)),
+        ("h200", (4096, 512, 8192), 2, (128, 128, 64)),
+        ("h200", (512, 8192, 8192), 2, (128, 256, 64)),
+        ("h200", (1, 8192, 8192), 1, (16, 64, 128)),
+        ("mi300x", (1, 8192, 8192), 2, (16, 64, 64)),
+    ],
+)
+def test_tiles_of_small_products(machine, sizes, itemsize, tile):
+    found = usual_tiles(KNOWN[machine], *sizes, itemsize)
+    assert (found.block_m, found.block_n, found.block_k) == tile
+    assert found.num_warps == 8
+    # What the caller wants stays.
+    own = usual_tiles(KNOWN[machine], *sizes, itemsize, block=(64, 64, 64), num_warps=4)
+    assert (own.block_m, own.block_n, own.block_k, own.num_warps) == (64, 64, 64, 4)

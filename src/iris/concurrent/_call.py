@@ -34,6 +34,7 @@ ADDED = (
 _COMM_BLOCK, _INTERPRETED_COMM_BLOCK = (256, 64), (128, 256)
 COMM_GROUP_M = 8
 _WARPS = 8
+_FEW_ROWS = (16, 128, 128)  # tile of a product of at most 16 rows of two-byte elements
 
 
 @dataclass(frozen=True)
@@ -313,10 +314,22 @@ def _place_of_root(root: Any, members: Group) -> int:
 
 
 def usual_tiles(
-    target: Target, rows: int, columns: int, depth: int, itemsize: int, *, num_warps: int | None = None, **given: Any
-) -> Tiles:
-    """As :func:`iris.tuning.tiles.fitted_tiles`, with as many warps as tiles of a collective take."""
-    return fitted_tiles(target, rows, columns, depth, itemsize, num_warps=num_warps or _WARPS, **given)
+    target: Target, rows: int, columns: int, depth: int, itemsize: int, *, block: tuple[int, int, int] | None = None,
+    num_warps: int | None = None, **given: Any,
+) -> Tiles:  # fmt: skip
+    """As :func:`iris.tuning.tiles.fitted_tiles`, with as many warps as tiles of a collective take, and where the grids
+    of an H200 (docs/concurrent-tuning.md) have better tiles for products of few, with those."""
+    given["num_warps"] = num_warps or _WARPS
+    found = fitted_tiles(target, rows, columns, depth, itemsize, block=block, **given)
+    if block is not None or target.vendor != "nvidia" or itemsize != 2:
+        return found
+    m, n, k = found.block_m, found.block_n, found.block_k
+    tiles = number_of_tiles(rows, columns, m, n)
+    if m == 16 and columns >= 128:
+        block = _FEW_ROWS
+    elif (m, n) == (128, 256) and 2 * tiles <= target.compute_units:
+        block = m, n // 2, k
+    return found if block is None else fitted_tiles(target, rows, columns, depth, itemsize, block=block, **given)
 
 
 def usual_comm_block(ctx: Iris, part: Part, src: torch.Tensor) -> tuple[int, int]:

@@ -168,11 +168,12 @@ class Clocks:
         if number is None:
             old = self.sets[members]
             before = (self.slots[old] == actor.slot) | (actor.known()[self.slots[old]] >= self.times[old])
-            # Left out is what nobody may pass who may not pass this access: what reaches as far as it does, and further
-            # than the ranks on both sides when they differ.
+            # Left out is an earlier access when whoever races with it races with this one too: it reaches at least as
+            # far, from the same rank, as an atomic of gpu scope may happen beside this one but not beside that of
+            # another rank, however far that reaches. Beside one of cta scope or none nothing may happen.
             covered = before & (self.levels[old] >= self.levels[access])
             if self.levels[access] > CTA:
-                covered &= (self.levels[old] == SYS) | (self.ranks[old] == actor.rank)
+                covered &= self.ranks[old] == actor.rank
             content = tuple(sorted({*old[~covered].tolist(), access}))
             number = self._set_numbers.get(content, 0)
             if number == 0:

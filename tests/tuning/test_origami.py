@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from iris._machine import by_name
-from iris.tuning import _origami, cost_model
+from iris.tuning import _origami, _product
 from iris.tuning.cost_model import predict
 
 MI300X = by_name("mi300x")
@@ -45,12 +45,12 @@ def install(monkeypatch):
     def put(module):
         monkeypatch.setitem(sys.modules, "origami", module)
         _origami.forget()
-        cost_model._vendor_product.cache_clear()
+        _product.vendor_product.cache_clear()
 
     yield put
     monkeypatch.undo()
     _origami.forget()
-    cost_model._vendor_product.cache_clear()
+    _product.vendor_product.cache_clear()
 
 
 def test_it_is_not_required(install):

@@ -7,17 +7,26 @@ the formulas, and how far predictions are off: ``benchmarks/report_cost_model.py
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from iris._machine import Machine, by_name
-from iris._target import KNOWN
 from iris.errors import ArgumentError
-from iris.tuning import _origami
-from iris.tuning._calibration import Calibration, calibration
+from iris.tuning._product import (
+    Place,
+    Product,
+    both,
+    ceil_div,
+    counted,
+    exchange_tiles,
+    own_product,
+    place_of,
+    rounds_of,
+    vendor_collective,
+    vendor_product,
+)
 
 # Algorithms that have a model, by operation; the first is what runs when neither algorithm nor params name one.
 ALGORITHMS: dict[str, tuple[str, ...]] = {
@@ -49,12 +58,6 @@ DEFAULTS: dict[str, Any] = {
 }
 _STAGING = ("k_per_flag", "num_fetch_sms", "num_fetch_stages", "first_stage_fetch_sms", "staged_a_layout", "transport")
 
-# Tiles that a vendor's library has, with the depth of a step.
-_VENDOR_TILES = ((128, 256, 64), (256, 128, 64), (256, 256, 64), (128, 128, 64), (64, 128, 128), (64, 64, 128))
-_VENDOR_GROUP, _VENDOR_STAGES = 16, 4
-# As iris.ops.division has it: pieces of a divided tile, and what an exchange of sums takes at least and for a byte.
-_MOST_SPLITS, _LEAST_BLOCKS = 8, 8
-_EXCHANGE_S, _EXCHANGE_S_PER_BYTE = 1.5e-6, 4.5e-6 / (128 << 10)
 _RAMP_BYTES = 256 << 10  # at which a collective of the library has paid half of a way to a peer and back once more
 
 
@@ -104,49 +107,6 @@ class Candidate(NamedTuple):
     prediction: Prediction
 
 
-class _Place(NamedTuple):
-    """A rank's share of a machine, for one dtype: rates in units a second, times in seconds."""
-
-    machine: Machine
-    family: str
-    fit: Calibration
-    dtype: str
-    world: int
-    units: int
-    itemsize: int
-    peak: float  # FLOP/s of the rank's units
-    memory: float
-    cache: float
-    link: float  # into a rank from all peers together, and out of it
-    program: float  # what a program loads from its own device
-    latency: float
-    flag: float  # one way to a peer
-    own_flag: float
-    remote_latency: float
-
-
-class Product(NamedTuple):
-    """A multiplication by one rank.
-
-    Attributes:
-        tiles, programs: how many there are.
-        tile: seconds of a tile.
-        rounds: tiles that a program multiplies, one after the other.
-        compute, memory: seconds of either alone.
-        seconds: of both, with the start of the kernel.
-        model: whose model it is: ``"iris"`` or ``"origami"``.
-    """
-
-    tiles: int
-    programs: int
-    tile: float
-    rounds: float
-    compute: float
-    memory: float
-    seconds: float
-    model: str
-
-
 def predict(
     operation: str,
     machine: str | Machine,
@@ -180,7 +140,7 @@ def predict(
     Raises:
         ArgumentError: says what is not known or not possible, and what is.
     """
-    place = _place(_machine(machine), _counted("world", world), dtype, units, link_gbps)
+    place = place_of(_machine(machine), counted("world", world), dtype, units, link_gbps)
     numbers = _sizes(operation, sizes)
     params = {} if params is None else params
     taken = _algorithm(operation, algorithm, params)
@@ -232,17 +192,13 @@ def product(
 ) -> Product:
     """What a product of one rank, with no other rank in it, is made of. The arguments are those of :func:`predict`."""
     rows, columns, depth = _sizes("matmul_all_gather", sizes)
-    return _product(_place(_machine(machine), 1, dtype, units, None), rows, columns, depth, 1, _config(params or {}))
+    return own_product(
+        place_of(_machine(machine), 1, dtype, units, None), rows, columns, depth, 1, _config(params or {})
+    )
 
 
 def _machine(machine: str | Machine) -> Machine:
     return machine if isinstance(machine, Machine) else by_name(machine)
-
-
-def _counted(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ArgumentError(f"{name} must be a whole number above 0, got {value!r}")
-    return value
 
 
 def _sizes(operation: str, sizes: Any) -> tuple[int, ...]:
@@ -252,7 +208,7 @@ def _sizes(operation: str, sizes: Any) -> tuple[int, ...]:
     given = dict(sizes)
     if set(given) != set(names):
         raise ArgumentError(f"sizes of {operation} are {', '.join(names)}; got {', '.join(map(str, given)) or 'none'}")
-    return tuple(_counted(name, given[name]) for name in names)
+    return tuple(counted(name, given[name]) for name in names)
 
 
 def _algorithm(operation: str, algorithm: str | None, params: Mapping[str, Any]) -> str:
@@ -276,171 +232,44 @@ def _config(params: Mapping[str, Any]) -> dict[str, Any]:
     config = {**DEFAULTS, **params}
     for name, default in DEFAULTS.items():
         if isinstance(default, int) and (name != "first_stage_fetch_sms" or config[name]):
-            _counted(name, config[name])
+            counted(name, config[name])
     if config["num_sms"] is not None:
-        _counted("num_sms", config["num_sms"])
+        counted("num_sms", config["num_sms"])
     return config
 
 
 @lru_cache(maxsize=256)
-def _place(machine: Machine, world: int, dtype: str, units: int | None, link_gbps: float | None) -> _Place:
-    rate, itemsize = machine.rate(dtype)
-    have = machine.compute_units if units is None else _counted("units", units)
-    if link_gbps is not None and not link_gbps > 0:
-        raise ArgumentError(f"link_gbps must be above 0, got {link_gbps!r}")
-    peers = max(1, world - 1)
-    share = min(1.0, have / machine.compute_units)
-    total = min(machine.link_total_bytes_per_s, machine.link_peer_bytes_per_s * peers) * machine.link_efficiency
-    if link_gbps is not None:
-        total = link_gbps * 1e9
-    family = KNOWN[machine.name].family if machine.name in KNOWN else ""
-    return _Place(
-        machine, family, calibration(machine.name, family), dtype, world, have, itemsize,
-        peak=rate / machine.compute_units * have,
-        memory=machine.memory_bytes_per_s * machine.memory_efficiency * share,
-        cache=(machine.cache_bytes_per_s if machine.cache_bytes else math.inf) * share,
-        link=total,
-        program=machine.program_local_bytes_per_s,
-        latency=machine.local_latency_ns * 1e-9,
-        own_flag=machine.local_flag_latency_ns * 1e-9,
-        flag=machine.remote_flag_latency_ns * 1e-9,
-        remote_latency=machine.remote_latency_ns * 1e-9,
-    )  # fmt: skip
-
-
-# --- the multiplication ----------------------------------------------------------------------------------------------
-
-
-def _tile_seconds(place: _Place, m: int, n: int, step: int, depth: int, stages: int, efficiency: float, load: float):
-    """Seconds that a program takes for a tile: as long as its matrix instructions or its loads."""
-    rows, columns, _ = place.machine.matrix_tile
-    flops = 2 * _ceil(m, rows) * rows * _ceil(n, columns) * columns * depth
-    compute = flops / (place.peak / place.units * efficiency)
-    width = (m + n) * place.itemsize
-    # No more comes in a way to memory and back than is under way.
-    rate = min(place.program * load, max(1, stages - 1) * width * step / place.latency)
-    loads = width * depth / rate
-    return compute + loads if stages == 1 else max(compute, loads)
-
-
-def _traffic(place: _Place, m: int, n: int, tiles_m: int, tiles_n: int, depth: int, programs: int, group: int) -> float:
-    """Bytes that A and B bring from memory: once each, or what each round of tiles needs where the cache is smaller."""
-    once = (tiles_m * m + tiles_n * n) * depth * place.itemsize
-    if once <= place.machine.cache_bytes:
-        return once
-    tiles = tiles_m * tiles_n
-    active = min(programs, tiles)
-    rows = min(tiles_m, group)
-    columns = min(tiles_n, _ceil(active, rows))
-    rows = min(tiles_m, max(rows, _ceil(active, columns)))
-    return max(once, (rows * m + columns * n) * depth * place.itemsize * tiles / active)
-
-
-def _rounds(tiles: float, programs: int, blocks: int, exchange: float) -> float:
-    """Times of a tile until all are done, when those of the last, incomplete round may be divided along K.
-
-    ``exchange``: what leaving the sum of a piece takes, and adding one, in times of a tile.
-    """
-    whole = int(tiles / programs)
-    left = tiles - whole * programs
-    if left <= 1e-9 * programs:
-        return whole
-    best = 1.0
-    for splits in range(2, min(_MOST_SPLITS, blocks // _LEAST_BLOCKS) + 1):
-        took = _ceil(left * splits, programs) * (1 / splits + exchange) + exchange * (splits - 1)
-        if took < best:
-            best = took
-    return whole + best
-
-
-def _product(place: _Place, rows: int, columns: int, depth: int, owners: int, config: dict[str, Any]) -> Product:
-    """The multiplication of ``rows`` rows for each of ``owners`` by the library's kernel, alone."""
-    m, n, step = config["block_size_m"], config["block_size_n"], config["block_size_k"]
-    programs = min(config["num_sms"] or place.units, place.units)
-    tiles_m, tiles_n = _ceil(rows, m), _ceil(columns, n)
-    tiles = owners * tiles_m * tiles_n
-    tile = _tile_seconds(place, m, n, step, depth, config["num_stages"], place.fit.kernel_efficiency, 1.0)
-    rounds = _rounds(tiles, programs, _ceil(depth, step), _exchange(m, n, tile))
-    compute, model = rounds * tile, "iris"
-    if place.family in _origami.FAMILIES and place.units == place.machine.compute_units:
-        other = _origami.product_seconds(place.machine, owners * rows, columns, depth, place.dtype, (m, n, step))
-        if other is not None:
-            compute, tile, model = other, other / rounds, "origami"
-    nbytes = _traffic(place, m, n, owners * tiles_m, tiles_n, depth, programs, config["group_size_m"])
-    memory = (nbytes + owners * rows * columns * place.itemsize) / place.memory
-    compute = max(compute, tiles * (m + n) * depth * place.itemsize / place.cache)
-    return Product(
-        tiles, programs, tile, rounds, compute, memory, place.fit.kernel_s + _both(compute, memory), model
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=1024)
-def _vendor_product(place: _Place, rows: int, columns: int, depth: int) -> float:
-    """Seconds of the multiplication by the vendor's library: the best of its tiles."""
-    best = math.inf
-    for m, n, step in _VENDOR_TILES:
-        tiles_m, tiles_n = _ceil(rows, m), _ceil(columns, n)
-        tile = _tile_seconds(
-            place, m, n, step, depth, _VENDOR_STAGES, place.fit.vendor_efficiency, place.fit.vendor_load
-        )
-        compute = tile * _rounds(tiles_m * tiles_n, place.units, _ceil(depth, step), _exchange(m, n, tile))
-        if place.family in _origami.FAMILIES and place.units == place.machine.compute_units:
-            other = _origami.product_seconds(place.machine, rows, columns, depth, place.dtype, (m, n, step))
-            compute = compute if other is None else other
-        nbytes = _traffic(place, m, n, tiles_m, tiles_n, depth, place.units, _VENDOR_GROUP)
-        best = min(best, _both(compute, (nbytes + rows * columns * place.itemsize) / place.memory))
-    return place.machine.launch_latency_ns * 1e-9 + best
-
-
-def _exchange(m: int, n: int, tile: float) -> float:
-    return (_EXCHANGE_S + m * n * 4 * _EXCHANGE_S_PER_BYTE) / tile
-
-
-def _both(one: float, other: float) -> float:
-    """Two things that go on side by side, neither of them evenly."""
-    return math.hypot(one, other)
-
-
-def _vendor_collective(place: _Place, nbytes: float, share: float) -> float:
-    """Seconds of a collective of PyTorch that brings a rank so many bytes."""
-    if place.world == 1 or not nbytes:
-        return 0.0
-    fit = place.fit
-    rate = min(place.link * share, fit.vendor_most_bytes_per_s)
-    return fit.vendor_collective_s * (1 + nbytes / (nbytes + fit.vendor_ramp_bytes)) + nbytes / rate
-
-
 # --- operations ------------------------------------------------------------------------------------------------------
 
 
-def _gathered(place: _Place, algorithm: str, sizes: tuple[int, ...], config: dict[str, Any], dim: int) -> Prediction:
+def _gathered(place: Place, algorithm: str, sizes: tuple[int, ...], config: dict[str, Any], dim: int) -> Prediction:
     """All-gather + matmul: A comes from the peers, and tiles are multiplied as it comes."""
     (M, N, K), world, fit = sizes, place.world, place.fit
-    rows = _ceil(M, world) if dim == 0 else M
-    depth = _ceil(K, world) if dim == 1 else K
+    rows = ceil_div(M, world) if dim == 0 else M
+    depth = ceil_div(K, world) if dim == 1 else K
     received = rows * depth * place.itemsize * (world - 1)
-    gather = _vendor_collective(place, received, fit.vendor_link)
+    gather = vendor_collective(place, received, fit.vendor_link)
     if dim == 1 and world > 1:
         # PyTorch puts the shards' columns side by side, which reads and writes all of A.
         gather += 2 * M * K * place.itemsize / (place.memory * fit.side_by_side)
-    unfused = gather + _vendor_product(place, M, N, K)
+    unfused = gather + vendor_product(place, M, N, K)
     if algorithm == "torch":
         return _torch("all_gather_matmul", unfused, gather)
-    product = _product(place, rows, N, K, world if dim == 0 else 1, config)
+    product = own_product(place, rows, N, K, world if dim == 0 else 1, config)
     if world == 1:
         return _result("all_gather_matmul", algorithm, product, config, unfused)
     if algorithm == "pull":
-        return _pulled(place, product, config, received * _ceil(N, config["block_size_n"]), unfused)
+        return _pulled(place, product, config, received * ceil_div(N, config["block_size_n"]), unfused)
     return _staged(place, algorithm, product, config, (rows, depth, K), dim, unfused)
 
 
-def _pulled(place: _Place, product: Product, config: dict[str, Any], nbytes: int, unfused: float) -> Prediction:
+def _pulled(place: Place, product: Product, config: dict[str, Any], nbytes: int, unfused: float) -> Prediction:
     """``pull``: each column of tiles reads A again, by loads of the programs that multiply."""
     active = min(product.programs, product.tiles)
     rate = min(place.link, active * place.fit.pull_bytes_per_s)
     pulled = nbytes / rate
     own = 1 / place.world
-    fused = place.fit.kernel_s + place.fit.fused_s + _both(product.compute * own, product.memory)
+    fused = place.fit.kernel_s + place.fit.fused_s + both(product.compute * own, product.memory)
     fused += max(product.compute * (1 - own), pulled)
     text = f"; each column of tiles reads A: {nbytes / 1e6:.1f} MB at {rate / 1e9:.0f} GB/s"
     kind = {"link" if rate >= place.link else "fetch": pulled}
@@ -448,7 +277,7 @@ def _pulled(place: _Place, product: Product, config: dict[str, Any], nbytes: int
 
 
 def _staged(
-    place: _Place,
+    place: Place,
     algorithm: str,
     product: Product,
     config: dict[str, Any],
@@ -461,14 +290,14 @@ def _staged(
     world, fit, programs, tile = place.world, place.fit, product.programs, product.tile
     m, step = config["block_size_m"], config["block_size_k"]
     received = rows * depth * place.itemsize * (world - 1)
-    tiles_m = _ceil(rows, m)
+    tiles_m = ceil_div(rows, m)
     stages = min(config["num_fetch_stages"], tiles_m)
     # Seconds until bytes begin to come, for the first stage, and for all; and of programs that only fetch.
     if algorithm == "copy_engine":
         rate, groups = place.link, 1
         first, stage, fetch, lost = fit.copies_s, received / stages / rate, received / rate, 0.0
     else:
-        groups = _ceil(_ceil(depth, step), config["k_per_flag"])
+        groups = ceil_div(ceil_div(depth, step), config["k_per_flag"])
         pieces = tiles_m * groups * (world - 1)
         fetchers = min(config["num_fetch_sms"], programs, pieces)
         # Those beyond fetch the first stage only.
@@ -489,8 +318,8 @@ def _staged(
     looks = flags * place.own_flag * min(1.0, (first + fetch) / product.compute)
     longer = tile * (1 + (fit.staged_loop - 1) * remote) + looks
     # Programs that fetch multiply less: as if there were so many tiles more.
-    rounds = _rounds(
-        product.tiles + lost / longer, programs, _ceil(K, step), _exchange(m, config["block_size_n"], longer)
+    rounds = rounds_of(
+        product.tiles + lost / longer, programs, ceil_div(K, step), exchange_tiles(m, config["block_size_n"], longer)
     )
     # What a program does first: its part of A comes with the first stage, the last of that in a last group.
     begins = longer * min(1.0, rounds)
@@ -503,7 +332,7 @@ def _staged(
         elif product.tiles > programs:
             waiting = 1 - mine / programs
     stall = max(0.0, stall) * waiting
-    work = _both(rounds * longer + stall, product.memory)
+    work = both(rounds * longer + stall, product.memory)
     arrival = first + fetch + begins * remote / groups
     waited = max(stall, arrival - work)
     text = (
@@ -516,25 +345,25 @@ def _staged(
     return _result("all_gather_matmul", algorithm, product, config, unfused, fetch, fused, text, **parts)
 
 
-def _sent(place: _Place, operation: str, algorithm: str, sizes: tuple[int, ...], config: dict[str, Any]) -> Prediction:
+def _sent(place: Place, operation: str, algorithm: str, sizes: tuple[int, ...], config: dict[str, Any]) -> Prediction:
     """A product whose tiles go to the peers: partial products that owners add, or rows of the result."""
     (M, N, K), world, fit = sizes, place.world, place.fit
     whole = M * N * place.itemsize
     part = whole * (world - 1) / world
     if operation == "matmul_all_gather":
-        rows, depth, owners = _ceil(M, world), K, 1
-        theirs = _vendor_collective(place, part, fit.vendor_link)
+        rows, depth, owners = ceil_div(M, world), K, 1
+        theirs = vendor_collective(place, part, fit.vendor_link)
     else:
-        depth = _ceil(K, world)
-        rows, owners = (_ceil(M, world), world) if operation == "matmul_reduce_scatter" else (M, 1)
+        depth = ceil_div(K, world)
+        rows, owners = (ceil_div(M, world), world) if operation == "matmul_reduce_scatter" else (M, 1)
         if operation == "matmul_reduce_scatter":
-            theirs = _vendor_collective(place, part, fit.vendor_link)
+            theirs = vendor_collective(place, part, fit.vendor_link)
         else:
-            theirs = _vendor_collective(place, 2 * part, fit.vendor_reduce_link)
-    unfused = theirs + _vendor_product(place, rows * owners, N, depth)
+            theirs = vendor_collective(place, 2 * part, fit.vendor_reduce_link)
+    unfused = theirs + vendor_product(place, rows * owners, N, depth)
     if algorithm == "torch":
         return _torch(operation, unfused, theirs)
-    product = _product(place, rows, N, depth, owners, config)
+    product = own_product(place, rows, N, depth, owners, config)
     if world == 1:
         return _result(operation, algorithm, product, config, unfused)
 
@@ -551,7 +380,7 @@ def _sent(place: _Place, operation: str, algorithm: str, sizes: tuple[int, ...],
     # Tiles of one round end together, so the last round's are not hidden, and none are until programs are out of step.
     shown = fit.rounds_in_step if algorithm == "one_shot" else fit.rounds_exposed
     exposed = link * min(1.0, shown / rounds)
-    work = _both(product.compute, product.memory) + moved
+    work = both(product.compute, product.memory) + moved
     fused = fit.kernel_s + fit.fused_s * meets + max(work + exposed, link)
     text = (
         f"; {sent / 1e6:.1f} MB to peers at {place.link / 1e9:.0f} GB/s, {exposed * 1e6:.0f} of {link * 1e6:.0f} us "
@@ -574,11 +403,11 @@ _COLLECTIVES = {
 }
 
 
-def _collective(place: _Place, operation: str, algorithm: str, nbytes: int, params: Mapping[str, Any]) -> Prediction:
+def _collective(place: Place, operation: str, algorithm: str, nbytes: int, params: Mapping[str, Any]) -> Prediction:
     """A collective of the library: links or the programs' rate, and meetings."""
     world, fit = place.world, place.fit
     part = nbytes * (world - 1) / world
-    theirs = _vendor_collective(place, 2 * part if operation == "all_reduce" else part, fit.vendor_graph_link)
+    theirs = vendor_collective(place, 2 * part if operation == "all_reduce" else part, fit.vendor_graph_link)
     theirs = theirs or place.machine.launch_latency_ns * 1e-9
     if algorithm == "torch":
         return _torch(operation, theirs, theirs)
@@ -591,7 +420,7 @@ def _collective(place: _Place, operation: str, algorithm: str, nbytes: int, para
         meetings = 2 * max(0, world - 2) if algorithm == "ring" else 0
     start, share, by_program = _COLLECTIVES.get(algorithm, _COLLECTIVES[""])(fit)
     comm_sms = params.get("comm_sms")
-    programs = min(_counted("comm_sms", comm_sms) if comm_sms is not None else place.units, place.units)
+    programs = min(counted("comm_sms", comm_sms) if comm_sms is not None else place.units, place.units)
     wire = place.link * share
     rate = min(wire, programs * by_program)
     transfer = moved / rate
@@ -637,7 +466,3 @@ def _result(
         operation, algorithm, product.seconds, communication, product.seconds if fused is None else fused, unfused,
         max(parts, key=lambda name: parts[name]), product.model, how,
     )  # fmt: skip
-
-
-def _ceil(value: float, unit: float) -> int:
-    return -int(-value // unit)

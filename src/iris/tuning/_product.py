@@ -69,6 +69,7 @@ def counted(name: str, value: Any) -> int:
     return value
 
 
+@lru_cache(maxsize=256)
 def place_of(machine: Machine, world: int, dtype: str, units: int | None, link_gbps: float | None) -> Place:
     """What a rank has of a machine: ``units`` of its compute units (None for all), and its links."""
     rate, itemsize = machine.rate(dtype)

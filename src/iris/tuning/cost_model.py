@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from iris._machine import Machine, by_name
@@ -238,7 +237,6 @@ def _config(params: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-@lru_cache(maxsize=256)
 # --- operations ------------------------------------------------------------------------------------------------------
 
 

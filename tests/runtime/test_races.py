@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from iris.errors import MissingBarrierWarning, OutOfBoundsError, RaceError, SimulationError, UninitializedReadError
@@ -284,10 +285,8 @@ traces = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(traces, st.booleans())
-@pytest.mark.filterwarnings("ignore::iris.errors.MissingBarrierWarning")
-def test_agrees_with_the_reference(trace, written):
+def both(written):
+    """The checker and the reference; ``written``: all memory is, by program 0, before the others start."""
     checked, reference = Checked(), Reference()
     checked.allocate()
     if written:
@@ -297,6 +296,19 @@ def test_agrees_with_the_reference(trace, written):
         for other in range(1, len(RANKS)):
             checked.event(0, other)
             reference.event(0, other)
+    return checked, reference
+
+
+# The third is ordered after neither of the others, and its scope reaches the second only.
+ADDITIONS = [(0, "release", "sys"), (3, "acquire", "sys"), (2, "relaxed", "gpu")]
+
+
+@settings(max_examples=300, deadline=None, print_blob=True)
+@given(traces, st.booleans())
+@example([([Step(at, "add", (0,), 4, (True,), sem, scope)], False) for at, sem, scope in ADDITIONS], True)
+@pytest.mark.filterwarnings("ignore::iris.errors.MissingBarrierWarning")
+def test_agrees_with_the_reference(trace, written):
+    checked, reference = both(written)
     for entry in trace:
         if entry[0] in ("relaunch", "event"):
             getattr(checked, entry[0])(*entry[1:])
@@ -316,6 +328,40 @@ def test_agrees_with_the_reference(trace, written):
                 with pytest.raises(expected):
                     step.tell(checked)
                 return
+
+
+PAST = [Step(0, kind, (16,), 4) for kind in ("load", "store")] + [
+    Step(0, kind, (16,), 4, (True,), "relaxed", scope)
+    for kind, scope in product(("add", "atomic load"), ("cta", "gpu", "sys"))
+]
+
+
+@pytest.mark.parametrize("between", [1, 2])
+def test_what_a_later_access_hides(between):
+    """Three accesses of each kind to one place; the second is ordered after the first, the third perhaps."""
+    races = set()
+    for first, second, third in product(PAST, repeat=3):
+        for last in range(1, len(RANKS)):
+            checked, reference = both(written=True)
+            for step in (
+                first,
+                Step(0, "add", (0,), 4, (True,), "release", "sys"),
+                Step(between, "add", (0,), 4, (True,), "acquire", "sys"),
+                replace(second, at=between),
+            ):
+                assert reference.verdict(step) is None
+                step.tell(checked)
+                reference.do(step)
+            step = replace(third, at=last)
+            expected = reference.verdict(step)
+            races.add(expected)
+            try:
+                step.tell(checked)
+            except RaceError:
+                assert expected is RaceError, (first, second, step)
+            else:
+                assert expected is None, (first, second, step)
+    assert races == {None, RaceError}
 
 
 FLAG, DATA = START, START + 16
@@ -427,6 +473,17 @@ def test_a_wide_atomic_does_not_hide_a_narrow_one_of_another_rank(checked):
     with pytest.raises(RaceError) as caught:
         checked.atomic(1, [DATA], scope="gpu")
     assert caught.value.report.first.rank == 1
+
+
+def test_an_atomic_does_not_hide_one_of_another_rank_before_it(checked):
+    """Program 2's addition is ordered after program 0's; program 3's is after neither and reaches only program 2."""
+    checked.atomic(0, [FLAG], sem="release", scope="sys")
+    checked.atomic(2, [FLAG], sem="acquire", scope="sys")
+    with pytest.raises(RaceError) as caught:
+        checked.atomic(3, [FLAG], scope="gpu")
+    report = caught.value.report
+    assert (report.first.rank, report.second.rank) == (0, 1)
+    assert "has gpu scope" in report.missing
 
 
 def test_halves_of_a_flag_pass_on_their_own_releases_only(checked):

@@ -260,9 +260,9 @@ class Together:
         return self.way(lambda: run(a, b, nothing, C=c, comm_dst=nowhere, **options), self.product.half())
 
     def own_collective(self, units: int) -> Way:
-        """The library's kernel with an empty product."""
+        """The library's kernel that exchanges alone, beside one with an empty product."""
         a, b, c = self.product.a[:0], self.product.b, self.product.c[:0]
-        return self.way(lambda: self._run(a, b, c, num_wgs=units, gemm_wgs=0), self.moved())
+        return self.way(lambda: self._run(a, b, c, mode="concurrent", gemm_wgs=1, comm_wgs=units), self.moved())
 
     def both(self, **options: Any) -> Way:
         """The library's operation."""

@@ -8,12 +8,12 @@
 
 ``share`` says how long the collective takes in times of the GEMM, by rates that are assumed for both (--nominal-tflops,
 --nominal-gbps); what they take is measured. Rows, in turns: ``matmul`` and ``own matmul`` (the library's kernel with an
-empty collective) are the product alone, ``torch all_gather`` and ``own all_gather`` (the kernel with an empty product)
+empty collective) are the product alone, ``torch all_gather`` and ``own all_gather`` (the kernel that exchanges alone)
 the collective alone. ``torch``, the baseline, is PyTorch's collective on one stream and its product on another, ``torch
 symm_mem`` the same with PyTorch's symmetric memory. ``fused`` and ``concurrent`` are the two modes as they are without
-tuning, ``fused 112 128x256x64`` one of the splits and tiles that tuning would try. ``own matmul on 99`` and ``own
-all_gather on 33`` are the parts alone with a part of the compute units (--bound): where they do not disturb each other,
-a split takes the longer of the two.
+tuning, ``fused 112 128x256x64`` one of the splits and tiles that tuning would try, ``concurrent 124`` two kernels with
+fewer programs for the collective. ``own matmul on 99`` and ``own all_gather on 33`` are the parts alone with a part of
+the compute units (--bound): where they do not disturb each other, a split takes the longer of the two.
 
 The product is of random numbers, a sample compared with float64; the collective is of random whole numbers, all of it
 compared. Outputs are NaN before each call. No rank meets another on the host within what is timed, and caches are
@@ -39,6 +39,7 @@ from iris.concurrent.autotune import shown
 FUSED, CONCURRENT, SYMM_MEM = "fused", "concurrent", "torch symm_mem"
 # Programs that begin with the product, of which the parts alone bound what a split can be.
 BOUND_SHARES = (1 / 2, 5 / 8, 3 / 4, 13 / 16, 7 / 8, 15 / 16)
+FEWER = (16, 11)  # of the compute units that the collective has in two kernels, beside the default of an eighth
 COLUMNS, SMALL_COLUMNS, SMALL_TILE_ROWS = 4096, 264, 24  # the small ones have two tiles where they are interpreted
 
 OWN = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -132,6 +133,9 @@ def rows(work: Together, given) -> dict[str, tuple[str | None, Callable[[], Way]
     if name == "all_reduce":
         ways[SYMM_MEM] = (None, lambda: work.torch_both(peers_moving(work, given)))
     ways |= {mode: (None, lambda mode=mode: work.both(mode=mode)) for mode in (FUSED, CONCURRENT)}
+    # Two kernels do not help each other, so how many programs the collective has matters more.
+    for comm in sorted({max(1, units // part) for part in FEWER} - {max(1, units // 8)}):
+        ways[f"{CONCURRENT} {units - comm}"] = None, lambda comm=comm: work.both(mode=CONCURRENT, comm_wgs=comm)
     for split, tile in work.tried(given.candidates):
         ways[f"{FUSED} {shown(split, tile)}"] = (
             None,

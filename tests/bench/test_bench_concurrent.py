@@ -87,10 +87,11 @@ def test_rank_0_alone(simulated, monkeypatch, world, collectives):
 
     monkeypatch.setenv("IRIS_CHECK", "off")  # the script sets it too, and the test puts it back
     monkeypatch.setattr(bench_concurrent, "BOUND_SHARES", (3 / 4,))
+    monkeypatch.setattr(bench_concurrent, "FEWER", (16, 8))
     words = ("--alone", "--bound", "--candidates=0", f"--axis_collective={collectives}")
     for name, rows in simulated(world, *words).items():
         theirs = [] if name == "broadcast" else [f"torch {name}", "torch"]
-        known = ["matmul", "own matmul", f"own {name}", *theirs, "fused", "concurrent"]
+        known = ["matmul", "own matmul", f"own {name}", *theirs, "fused", "concurrent", "concurrent 285"]
         assert list(rows) == [*known, "own matmul on 228", f"own {name} on 76"]
         for row in rows.values():
             assert row["validated"]

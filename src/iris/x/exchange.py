@@ -61,20 +61,31 @@ def _push(value, mine, mask, members, index, context, WORLD: tl.constexpr):
 
 
 @triton.jit
-def _read(mine, mask, rank, peer, context):
+def _read(mine, mask, members, index, step, context):
+    """The block at the same place on member ``step``."""
+    rank, peer = tl.load(members + index), tl.load(members + step)
     theirs = translate(mine, rank, peer, context + 2)
     link.pace_read(theirs, rank, peer, context + 2)
-    return tl.load(theirs, mask=mask, other=0).to(numeric.wide_dtype(mine.dtype.element_ty))
+    return tl.load(theirs, mask=mask, other=0)
 
 
 @triton.jit
 def _sum(mine, mask, members, index, context, WORLD: tl.constexpr):
     """The block at the same place on every member, added."""
-    rank = tl.load(members + index)
-    total = _read(mine, mask, rank, tl.load(members), context)
-    # Not unrolled: the compiler would load the blocks of all members side by side and run out of registers.
-    for step in tl.range(1, WORLD, loop_unroll_factor=1):
-        total += _read(mine, mask, rank, tl.load(members + step), context)
+    wide = numeric.wide_dtype(mine.dtype.element_ty)
+    first = _read(mine, mask, members, index, 0, context)
+    if WORLD == 1:
+        total = first.to(wide)
+    else:
+        # While one is added the next is on its way.
+        ahead = _read(mine, mask, members, index, 1, context)
+        total = first.to(wide)
+        # Not unrolled: the compiler would load the blocks of all members side by side and run out of registers.
+        for step in tl.range(2, WORLD, loop_unroll_factor=1):
+            value = ahead
+            ahead = _read(mine, mask, members, index, step, context)
+            total += value.to(wide)
+        total += ahead.to(wide)
     return total
 
 

@@ -34,8 +34,8 @@ ADDED = (
 _COMM_BLOCK, _INTERPRETED_COMM_BLOCK = (256, 64), (128, 256)
 COMM_GROUP_M = 8
 _WARPS = 8
-# Of a kernel that exchanges alone, by vendor: with so many warps 8 programs fill a link (benchmarks/bench_links.py).
-_EXCHANGE_WARPS = {"nvidia": 32}
+# Of a kernel that exchanges alone: with so many 8 programs fill a link between H200 (benchmarks/bench_links.py).
+_EXCHANGE_THREADS = 1024
 _FEW_ROWS = (16, 128, 128)  # tile of a product of at most 16 rows of two-byte elements
 
 
@@ -98,7 +98,7 @@ class Call:
             num_stages=_count("num_stages", asked.num_stages),
         )  # fmt: skip
         self.tiles = replace(self.tiles, group_m=_count("gemm_group_m", asked.gemm_group_m) or self.tiles.group_m)
-        self.exchange_warps = asked.num_warps or _EXCHANGE_WARPS.get(ctx.target.vendor, self.tiles.num_warps)
+        self.exchange_warps = asked.num_warps or _EXCHANGE_THREADS // ctx.target.warp_size
         self.comm_block = _block("comm_block", asked.comm_block, 2, 1) or usual_comm_block(ctx, self.part, src)
         self.comm_group_m = _count("comm_group_m", asked.comm_group_m) or COMM_GROUP_M
         self.items = self.part.items(number_of_tiles(self.part.rows, src.shape[1], *self.comm_block))
@@ -324,7 +324,7 @@ def usual_tiles(
     of an H200 (docs/concurrent-tuning.md) have better tiles for products of few, with those."""
     given["num_warps"] = num_warps or _WARPS
     found = fitted_tiles(target, rows, columns, depth, itemsize, block=block, **given)
-    if block is not None or target.vendor != "nvidia" or itemsize != 2:
+    if block is not None or not target.descriptors or itemsize != 2:
         return found
     m, n, k = found.block_m, found.block_n, found.block_k
     tiles = number_of_tiles(rows, columns, m, n)

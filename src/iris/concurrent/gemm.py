@@ -66,8 +66,8 @@ _ARGUMENTS = """Collective over ``group``; no barrier is needed before or after.
         gemm_block: (rows, columns, K) of a tile of the product; by default what fits the sizes and the target.
         gemm_group_m, comm_group_m: rows of tiles that neighbouring programs share.
         comm_block: (rows, columns) of a tile of the collective; the same on every rank.
-        num_stages, num_warps: launch options; by default what fits the tiles, and where a kernel exchanges alone on an
-            NVIDIA device 32 warps.
+        num_stages, num_warps: launch options; by default what fits the tiles, and where a kernel exchanges alone 1024
+            threads.
         comm_cap: the most programs that come to the collective, helpers and those that begin with it together; None for
             half of them in an all_reduce, which more slow down, and for no bound in the others. With ``"fused"`` alone.
         tune: find the split and the tile that are the fastest for this case on this machine, where that has not been

@@ -165,6 +165,23 @@ def test_the_suffix_of_the_file_gives_its_format(tmp_path, capsys):
         assert "GPU Time (ms)" in capsys.readouterr().out
 
 
+def test_what_was_finished_stays_when_a_run_is_cut_short(tmp_path):
+    out = tmp_path / "out.json"
+
+    @bench.register
+    @bench.axis("part", [2, 1, 0])
+    def cut(state, ctx):
+        if not state["part"]:
+            assert [record["params"]["part"] for record in json.loads(out.read_text())] == [2, 1]
+            raise KeyboardInterrupt
+        state.exec(lambda: None)
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(["--axis_num_ranks=1", f"--benchmark_out={out}"])
+    assert [record["params"]["part"] for record in json.loads(out.read_text())] == [2, 1]
+    assert list(tmp_path.iterdir()) == [out]
+
+
 def test_plots_without_matplotlib_are_refused_before_anything_runs(monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else find_spec(name))

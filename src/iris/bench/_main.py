@@ -90,6 +90,8 @@ def _in_place(
             progress(len({result.index for result in results}))
             if request is not None and leads:
                 _start.add(request[0], results=[result.record() for result in group])
+            elif leads:
+                _save(options, results, [where])  # what is finished stays when the run is cut short
     results.sort(key=lambda result: result.index)
     if request is None and leads:
         _show(options, results, [where])
@@ -110,6 +112,7 @@ def _on_ranks(options: Options, combinations: list[Combination], sizes: list[int
             where, found, ended = _start.run_ranks(chosen, size, lambda n, before=before: progress(before + n))
             environments += [{**where, "command": command}] if where is not None else []
             results += found
+            _save(options, results, environments)
             if ended:
                 code = ended
                 missing = len({c.index for c in chosen} - {result.index for result in found})
@@ -122,15 +125,21 @@ def _on_ranks(options: Options, combinations: list[Combination], sizes: list[int
     return results
 
 
+def _save(options: Options, results: list[Result], environments: list[dict[str, Any]]) -> None:
+    """Put results in the place of the file that was asked for, if one was."""
+    out = options.given.benchmark_out
+    if out:
+        partial = Path(f"{out}.part")
+        partial.write_text(report.render(options.format, sorted(results, key=lambda one: one.index), environments))
+        os.replace(partial, out)
+
+
 def _show(options: Options, results: list[Result], environments: list[dict[str, Any]]) -> None:
     given = options.given
     interpreted = any(where["clock"] != "gpu" for where in environments)
-    text = report.render(options.format, results, environments)
-    if given.benchmark_out:
-        Path(given.benchmark_out).write_text(text)
-        print(report.render("console", results, environments), end="", flush=True)
-    else:
-        print(text, end="", flush=True)
+    _save(options, results, environments)
+    shown = "console" if given.benchmark_out else options.format
+    print(report.render(shown, results, environments), end="", flush=True)
     if interpreted and not given.benchmark_out and options.format in ("json", "csv"):
         _say(NO_TIMES)  # tables say it themselves
     if given.use_gluon:

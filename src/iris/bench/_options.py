@@ -183,7 +183,7 @@ def _parser(own: argparse.ArgumentParser | None) -> _Parser:
     add("--benchmark_filter", metavar="REGEX", default="", help="run the benchmarks whose name matches; all by default")
     add("--benchmark_list", action="store_true", help="list the benchmarks with their parameters and leave")
     add("--benchmark_format", choices=FORMATS, help="default: by the suffix of --benchmark_out, else console")
-    add("--benchmark_out", metavar="FILE", help="write the results to FILE, and a table to the console")
+    add("--benchmark_out", metavar="FILE", help="write the results to FILE as they come, and a table to the console")
     add("--plot", metavar="DIR", help="draw the results, one figure for each benchmark and number of ranks (PNG, SVG)")
     add("--n_warmup", type=int, help="calls before the measured ones; default 25, interpreted kernels 1")
     add("--n_repeat", type=int, help="measured calls; default 100, interpreted kernels 3")

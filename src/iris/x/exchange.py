@@ -111,10 +111,7 @@ def fetch_tile(
     """
     source = rotated_rank(index, 1 + item % WORLD, WORLD)
     rm, rn, mask = _layout(item // WORLD, rows, columns, BLOCK_M, BLOCK_N, GROUP_M)
-    rank, peer = tl.load(members + index), tl.load(members + source)
-    theirs = translate(_at(src_ptr, first + rm, rn, stride_sm, stride_sn), rank, peer, context + 2)
-    link.pace_read(theirs, rank, peer, context + 2)
-    value = tl.load(theirs, mask=mask, other=0)
+    value = _read(_at(src_ptr, first + rm, rn, stride_sm, stride_sn), mask, members, index, source, context)
     tl.store(_at(dst_ptr, source * rows + rm, rn, stride_dm, stride_dn), value, mask=mask)
 
 

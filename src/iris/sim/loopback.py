@@ -62,7 +62,8 @@ class Gpu:
         self.link_per_peer = link_per_peer
         self._links = torch.zeros(world.size, link.state_words(world.size), dtype=torch.int64, device="cuda")
         self._links[:, 0] = int(link_per_peer)
-        # Kept as long as the world: PyTorch (2.11) frees a stream of CUDA and leaves weak references to it as they are.
+        # Kept as long as the world: with torch 2.11 a weak set of them gave an event for a stream, and processes
+        # crashed in garbage collection.
         self._streams: list[set[Any]] = [set() for _ in range(world.size)]
 
     def new_stream(self, rank: int) -> torch.cuda.Stream:

@@ -153,6 +153,7 @@ def _compile(ctx: Iris, request: Request) -> None:
         with compiling(ctx) as launches:
             for tile in missing:
                 operands.call(gemm_wgs=default[0], gemm_block=tile)
+        del operands  # the heap has room for one case
         wanted += launches
         done.update((name, tile) for tile in missing)
     if ctx.get_rank() == 0:

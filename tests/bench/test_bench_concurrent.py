@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from iris import bench, sim
+from iris.concurrent.tuning_data._alone import tiles_of_rank_0
 from iris.errors import ArgumentError
 
 SCRIPT = "bench_concurrent.py"
@@ -173,11 +174,7 @@ def test_what_is_wrong_is_not_timed(records, monkeypatch):
 
 def test_the_tiles_of_rank_0():
     """Ranks add up every second tile in grouped order: down two rows of tiles, then to the next column."""
-    import _concurrent
-    import _concurrent_alone
-
-    shape = _concurrent.Shape("all_reduce", 1, 1, 1, 48, 40, torch.float16)
-    own = _concurrent_alone.own_tiles(shape, (16, 16), 2, 2)
+    own = tiles_of_rank_0(48, 40, (16, 16), 2, 2)
     assert own.shape == (48, 40)
     # Tiles 0, 2, 4 are the first row, 6 and 8 of the last group of one row.
     want = torch.tensor([[1, 1, 1], [0, 0, 0], [1, 0, 1]], dtype=torch.bool)

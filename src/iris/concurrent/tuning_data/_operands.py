@@ -10,8 +10,8 @@ import torch
 
 from iris.concurrent._call import COMM_GROUP_M, usual_comm_block
 from iris.concurrent._collectives import COLLECTIVES, Part
+from iris.concurrent.tuning_data._alone import charge_of_peers, tiles_of_rank_0, workspace_alone
 from iris.errors import OutputError
-from iris.runtime.local import current_world
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 TOLERANCE = {"float16": 0.02, "bfloat16": 0.1, "float32": 0.002}
 _ROWS = 64  # of the product that are computed in float64
 _VALUES = 4  # inputs of a sum are whole numbers from -4 to 4, so that it is exact
-# Calls that no flag will ever count; flags are compared in wrapping int32 arithmetic.
-_NEVER_REACHED = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -77,20 +75,13 @@ class Operands:
         self._picked = torch.linspace(0, shape.M - 1, min(shape.M, _ROWS), device=self._device).long()
         self._product = self._a[self._picked].double() @ self._b.double()
         self._moved = self._expected(part, rank).to(kind)
-        self._workspace = ctx.concurrent.make_workspace() if alone else None
-        if self._workspace is not None:
-            self._workspace.flags.fill_(_NEVER_REACHED)
-        # Rank 0's incoming link has to carry what its peers would write to it in an all-reduce, beside what it reads.
-        gpu = getattr(current_world(), "gpu", None) if alone and name == "all_reduce" else None
-        own = shape.comm_m * shape.comm_n * kind.itemsize // self._world
-        self._pushed = {} if gpu is None else dict.fromkeys(range(1, self._world), own)
-        self._carry = getattr(gpu, "carry", None)
+        self._workspace = workspace_alone(ctx) if alone else None
+        self._before = charge_of_peers(name, self._src.nbytes, self._world) if alone else lambda: None
         self._spoil()
 
     def call(self, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Make the call, with further arguments."""
-        if self._carry is not None and self._pushed:
-            self._carry(0, self._pushed)
+        self._before()
         how |= {"C": self._c, "comm_dst": self._dst, "mode": self._mode, "workspace": self._workspace}
         return getattr(self._ctx.concurrent, self.name)(self._a, self._b, self._src, **how)
 
@@ -165,16 +156,7 @@ class Operands:
         return total.masked_fill(~self._own_tiles(part), math.nan) if self.alone else total
 
     def _own_tiles(self, part: Part) -> torch.Tensor:
-        """Where the tiles of an all-reduce are that rank 0 adds: every so-many-th in grouped order."""
-        rows, columns = usual_comm_block(self._ctx, part, self._src)
-        tiles_m, tiles_n = -(-self.shape.comm_m // rows), -(-self.shape.comm_n // columns)
-        order = [
-            (m, n)
-            for first in range(0, tiles_m, COMM_GROUP_M)
-            for n in range(tiles_n)
-            for m in range(first, min(first + COMM_GROUP_M, tiles_m))
-        ]
-        own = torch.zeros(self.shape.comm_m, self.shape.comm_n, dtype=torch.bool)
-        for m, n in order[:: self._world]:
-            own[m * rows : (m + 1) * rows, n * columns : (n + 1) * columns] = True
+        """Where the tiles of an all-reduce are that rank 0 adds."""
+        block = usual_comm_block(self._ctx, part, self._src)
+        own = tiles_of_rank_0(self.shape.comm_m, self.shape.comm_n, block, COMM_GROUP_M, self._world)
         return own.to(self._device)

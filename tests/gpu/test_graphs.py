@@ -1,5 +1,7 @@
 """Graph capture, which only a GPU has: replays see new inputs; what cannot be captured says so and spoils nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from iris.ops import FusedConfig
 from iris.ops.config import HbmBufferConfig
 from iris.testing.numeric import random_tensor
 from iris.testing.reference import all_gather_matmul as reference
+from made_tables import chosen
 
 pytestmark = pytest.mark.gpu
 
@@ -149,6 +152,34 @@ def body_copies(ctx):
 
 def test_copies_are_not_captured(ranks, world):
     ranks(world).run(body_copies)
+
+
+def body_copies_by_choice(ctx, gather_dim, with_workspace):
+    """The library has chosen copies, and a graph holds programs that fetch in their place. They meet in one call."""
+    with chosen(ctx, "copy_engine", replace(FETCHED, transport="copy_engine")):
+        step = Step(ctx, None, gather_dim, with_workspace=with_workspace)
+        step.fill(5)
+        step.issue()
+        assert not step.wrong(5)
+        ctx.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step.issue()
+        for call in range(60):
+            step.fill(call)
+            if (call // 2 + ctx.get_rank()) % 3:
+                graph.replay()
+            else:
+                step.issue()
+            assert not step.wrong(call), call
+        ctx.barrier()
+
+
+@pytest.mark.parametrize("with_workspace", [True, False])
+@pytest.mark.parametrize("gather_dim", [0, 1])
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_graph_fetches_where_copies_were_chosen(ranks, world, gather_dim, with_workspace):
+    ranks(world).run(body_copies_by_choice, gather_dim, with_workspace)
 
 
 def body_growing(ctx):

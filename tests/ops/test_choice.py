@@ -59,8 +59,12 @@ def test_bytes_that_a_rank_receives_decide():
         (256, 1, "hbm_buffer", "exact"),
         (512, 0, "torch", "fallback"),
         (1024, 0, "hbm_buffer", "exact"),
-        (16384, 0, "hbm_buffer", "exact"),
-        (16384, 1, "hbm_buffer", "exact"),
+        (4095, 0, "hbm_buffer", "exact"),
+        (4095, 1, "hbm_buffer", "exact"),
+        (4096, 0, "copy_engine", "exact"),
+        (4096, 1, "copy_engine", "exact"),
+        (16384, 0, "copy_engine", "exact"),
+        (16384, 1, "copy_engine", "exact"),
     ):
         got = plan(H200, M=M, N=3584, world=2, gather_dim=gather_dim)
         assert (got.algorithm, got.source) == (algorithm, source)
@@ -174,7 +178,10 @@ def test_rows_of_the_table_are_in_order():
         bounds = [step.get("up_to_bytes") for step in row["steps"]]
         assert bounds[-1] is None
         assert bounds[:-1] == sorted(set(bounds[:-1]))
-        assert {step["algorithm"] for step in row["steps"]} <= {"torch", "hbm_buffer"}
+        algorithms = [step["algorithm"] for step in row["steps"]]
+        assert set(algorithms) <= {"torch", "hbm_buffer", "copy_engine"}
+        # Copies were measured with 2 ranks over NVLink.
+        assert "copy_engine" not in algorithms or (row["link"], most) == ("nvlink", 2)
         assert row["source"]
         assert row.get("machine", "h200") in _target.KNOWN
         # What was measured says where, and nothing else does.
@@ -185,6 +192,59 @@ def test_rows_of_the_table_are_in_order():
         # Nothing was measured there, and the cost model decides.
         for link in ("pcie", "xgmi"):
             assert steps.lookup("all_gather_matmul", link, world, 1, "h200") is None
+
+
+COPIES = {"M": 4096, "N": 3584, "world": 2}
+
+
+@pytest.mark.parametrize("gather_dim", [0, 1])
+def test_a_plan_with_copies_says_what_runs_in_a_capture(gather_dim):
+    got = plan(H200, **COPIES, gather_dim=gather_dim)
+    assert (got.algorithm, got.source) == ("copy_engine", "exact")
+    assert got.config == choice.staged(context(H200), problem(a=HALF, **COPIES, gather_dim=gather_dim), "copy_engine")
+    assert got.reason.endswith("while a graph is captured hbm_buffer runs in its place, as a graph can hold no copies")
+    assert got.reason in str(got)
+    assert "captured" not in plan(H200, **{**COPIES, "M": 2048}, gather_dim=gather_dim).reason
+    # What the caller names has nothing in its place.
+    assert plan(H200, algorithm="copy_engine", **COPIES).reason == "the caller named it; tiles fitted to the problem"
+
+
+def test_more_ranks_and_other_links_have_no_copies(monkeypatch):
+    for world in (3, 4, 8):
+        assert plan(H200, M=65536 * world, K=8192 * world, world=world).algorithm == "hbm_buffer"
+    for link in sorted(set(LINKS) - {"nvlink"}):
+        monkeypatch.setattr(choice, "link_of", lambda ctx, link=link: link)
+        for target in TARGETS:
+            assert plan(target, **{**COPIES, "M": 65536}).algorithm in ("torch", "hbm_buffer")
+
+
+def test_rows_that_lie_apart_are_fetched_by_programs():
+    copies = plan(H200, **COPIES)
+    got = choose(context(H200), problem(**COPIES), None, None, "", None, "rows like these")
+    assert (got.algorithm, got.source, got.speedup) == ("hbm_buffer", "heuristic", None)
+    assert got.config == choice.fetched(context(H200), problem(**COPIES), copies.config)
+    assert "copies cannot bring rows like these, so hbm_buffer runs" in got.reason
+    assert "captured" not in got.reason
+    # How A lies is nothing to other plans, nor to who names copies.
+    few = {**COPIES, "M": 2048}
+    assert choose(context(H200), problem(**few), None, None, "", None, "rows") == plan(H200, **few)
+    named = choose(context(H200), problem(**COPIES), "copy_engine", None, "", None, "rows")
+    assert named.algorithm == "copy_engine"
+
+
+def test_programs_fetch_with_the_tiles_of_the_copies():
+    asked = problem(**COPIES)
+    for copied in (
+        plan(H200, **COPIES).config,
+        HbmBufferConfig(64, 64, 32, num_warps=4, num_stages=3, num_sms=16, transport="copy_engine"),
+    ):
+        config = choice.fetched(context(H200), asked, copied)
+        assert config.transport == "sm"
+        for field in fields(FusedConfig):
+            assert getattr(config, field.name) == getattr(copied, field.name)
+        # The fields about fetchers mean nothing beside copies, and are those of the library's own choice.
+        tiles = FusedConfig(**{field.name: getattr(copied, field.name) for field in fields(FusedConfig)})
+        assert config == choice.staged(context(H200), asked, "hbm_buffer", tiles)
 
 
 def test_what_torch_cannot_do_is_done_by_a_kernel():

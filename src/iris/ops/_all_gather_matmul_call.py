@@ -19,7 +19,7 @@ from iris.ops.call import (
     tensor_facts,
     torch_refuses,
 )
-from iris.ops.choice import choose
+from iris.ops.choice import choose, fetched
 from iris.ops.config import FusedConfig, HbmBufferConfig
 from iris.ops.staging import Staging
 from iris.ops.workspace import FusedWorkspace
@@ -36,17 +36,40 @@ _INPUTS = ("A_sharded", "B", "bias", "scale_a", "scale_b")
 
 
 class Call(FusedCall):
-    """A checked combination of arguments, its plan, and what every launch of it needs."""
+    """A checked combination of arguments, its plan, and what every launch of it needs.
+
+    Attributes:
+        schedule: the numbers of the kernel with a staging buffer; None for other algorithms.
+        in_graphs: those of programs that fetch, where the library has chosen copies: what runs while a graph is
+            captured, which can hold no copies. Else None.
+        ready_for_graphs: whether that kernel is loaded.
+        grid: of the other kernel.
+    """
 
     def __init__(self, ctx: Iris, problem: Problem, plan: Plan, out, a, b, bias, scales):
         inputs: dict[str, Any] = dict(zip(_INPUTS, (a, b, bias, *scales), strict=True))
         super().__init__(ctx, problem, plan, ("output_tensor", out), inputs)
         self.schedule: Schedule | None = None
+        self.in_graphs: Schedule | None = None
+        self.ready_for_graphs = False
         self.grid = (0,)
         if isinstance(plan.config, HbmBufferConfig):
             self.schedule = schedule(ctx, problem, plan.config, a, b)
+            if self.schedule.copied and plan.source != "user":
+                self.in_graphs = schedule(ctx, problem, fetched(ctx, problem, plan.config), a, b)
         elif plan.config is not None:
             self.grid = _grid(ctx, problem, plan.config)
+
+    @property
+    def staging(self) -> tuple[int, int, int, int]:
+        """What :meth:`iris.ops.staging.Staging.get` takes, as much as whichever schedule needs: a capture after a call
+        outside of it then finds enough."""
+        assert self.schedule is not None, "the other algorithms stage nothing"
+        needed = self.schedule.staging
+        if self.in_graphs is None:
+            return needed
+        nbytes, flags, sums, partials = map(max, needed, self.in_graphs.staging)
+        return nbytes, flags, sums, partials
 
 
 class State(Calls[Call]):
@@ -105,7 +128,8 @@ def checked(
     problem = check(ctx, out, a, b, bias, activation, scales, members.size, gather_dim)
     if config is not None:
         config.validate(members.size)
-    plan = choose(ctx, problem, algorithm, config, torch_refuses(problem, members, group, ctx), members)
+    apart = "" if a.is_contiguous() else f"rows of A that lie apart, with strides {tuple(a.stride())}"
+    plan = choose(ctx, problem, algorithm, config, torch_refuses(problem, members, group, ctx), members, apart)
     if members.size > 1:
         checks.check_symmetric(ctx, "A_sharded", a)
     return Call(ctx, problem, plan, out, a, b, bias, scales)
@@ -163,7 +187,7 @@ def make_workspace(ctx: Iris, call: Call, members: Group) -> FusedWorkspace:
     flags, counters = new_pair_flags(ctx, OPERATION)
     staging = Staging(ctx)
     if call.schedule is not None:
-        staging.get(*call.schedule.staging)
+        staging.get(*call.staging)
     # A peer may set a flag as soon as it launches, so the flags are zero on all ranks before any of them does. And the
     # first call may be on another stream than this one.
     ctx.synchronize()

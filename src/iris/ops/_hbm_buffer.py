@@ -38,6 +38,7 @@ class Schedule:
     """The numbers of one call, from its problem and configuration alone.
 
     Attributes:
+        config: the configuration.
         grid: number of programs.
         fetchers: programs that fetch to the end. first_fetchers: those that fetch the first stage.
         whole: tiles of the output in one piece. splits: pieces along K of each of the others.
@@ -50,6 +51,7 @@ class Schedule:
         copied: whether the host's copies bring the shards.
     """
 
+    config: HbmBufferConfig
     grid: int
     fetchers: int
     first_fetchers: int
@@ -122,6 +124,7 @@ def schedule(ctx: Iris, problem: Problem, config: HbmBufferConfig, a: torch.Tens
     layout = (width, 1) if config.staged_a_layout == "k_contiguous" else (1, part_rows)
     part_stride = part_rows * width
     return Schedule(
+        config=config,
         grid=min(programs, work + max(fetchers, first)),
         fetchers=fetchers,
         first_fetchers=first,
@@ -156,19 +159,37 @@ def run_hbm_buffer(
     scales: tuple[Any, Any],
     members: Group,
 ) -> None:
-    """Issue one call to the current stream."""
-    problem, config, s = call.problem, call.plan.config, call.schedule
-    wide = bias.expand(problem.M, problem.N) if bias is not None else out
-    scale_a, scale_b = scales if problem.scaled else (out, out)
-    staging = workspace.staging.get(*s.staging)
-    workspace.aux_buffer = staging.buffer
-    staged = staging.buffer[: s.buffer_bytes].view(a.dtype)
-    accumulator = torch.int32 if problem.a_dtype == torch.int8 else torch.float32
-    if s.copied and ctx.capturing():
+    """Issue one call to the current stream.
+
+    Raises:
+        CaptureError: a graph is being captured, and copies, which the caller has named, are to bring the shards.
+    """
+    capturing = ctx.capturing()
+    s = call.schedule if call.in_graphs is None or not capturing else call.in_graphs
+    if s.copied and capturing:
         raise CaptureError(
             "all_gather_matmul: a graph does not promise that copies run beside the kernel that waits for them, so "
             "algorithm 'copy_engine' cannot be captured; 'hbm_buffer' can"
         )
+    tensors = out, a, b, bias, scales
+    _issue(ctx, call, s, workspace, *tensors, members)
+    if call.in_graphs is not None and not call.ready_for_graphs and not capturing:
+        # A kernel cannot be loaded while a graph is captured, and no call has launched this one before.
+        with launch.compiling(ctx) as kept:
+            _issue(ctx, call, call.in_graphs, workspace, *tensors, members)
+        for one in kept:
+            _ = one.compile().run
+        call.ready_for_graphs = True
+
+
+def _issue(ctx: Iris, call: Any, s: Schedule, workspace, out, a, b, bias, scales, members: Group) -> None:
+    problem, config = call.problem, s.config
+    wide = bias.expand(problem.M, problem.N) if bias is not None else out
+    scale_a, scale_b = scales if problem.scaled else (out, out)
+    staging = workspace.staging.get(*call.staging)
+    workspace.aux_buffer = staging.buffer
+    staged = staging.buffer[: s.buffer_bytes].view(a.dtype)
+    accumulator = torch.int32 if problem.a_dtype == torch.int8 else torch.float32
     turn = workspace.locks, workspace.counters, ctx.group_members(members), members.index, ctx.get_device_context()
     if s.copied:
         launch.start(

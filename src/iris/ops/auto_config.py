@@ -108,7 +108,8 @@ class AutoConfigResult:
 
     def to_fused_config(self) -> FusedConfig:
         """The configuration with all its fields, launch options and pipeline included: a :class:`FusedConfig` that the
-        operation takes as ``config``.
+        operation takes as ``config``. What is given there is taken as it is: with ``transport="copy_engine"`` no graph
+        can capture the call, and ``dataclasses.replace(config, transport="sm")`` gives one that can be captured.
 
         Raises:
             ConfigDisabledError: a RuntimeError; it is not enabled.
@@ -331,7 +332,9 @@ def _problem(M: int, N: int, K: int, world: int, transpose: str, gather_dim: int
 def _result(problem: Problem, place: _Place) -> AutoConfigResult:
     """What an operation that the caller leaves open would do, as a result."""
     where = Place(replace(_target.KNOWN[place.product], compute_units=place.units), place.link, _user_records())
-    decision, query = decide(where, problem, torch_lacks(problem)), query_of(where, _OPERATION, problem)
+    apart = "columns of A that lie together" if problem.transpose[0] == "T" else ""
+    decision = decide(where, problem, torch_lacks(problem), None, apart)
+    query = query_of(where, _OPERATION, problem)
     found = decision.found
     entry = None if found is None else found.entry
     enabled = decision.plan.algorithm != TORCH

@@ -85,6 +85,7 @@ def choose(
     config: FusedConfig | None,
     torch_refuses: str,
     members: Group | None = None,
+    apart: str = "",
 ) -> Plan:
     """The plan of an all-gather + matmul.
 
@@ -95,6 +96,7 @@ def choose(
         config: the caller's configuration, None when open.
         torch_refuses: why PyTorch's operations cannot do it; empty when they can.
         members: the group; None where what was tuned on this machine does not count.
+        apart: how A lies, where copies cannot bring it; empty when its rows lie together.
 
     Raises:
         ArgumentError: the caller named an unknown algorithm, or a configuration that does not fit the machine.
@@ -105,16 +107,34 @@ def choose(
         return wide
     if algorithm is not None or config is not None:
         return _as_asked(ctx, problem, algorithm, config, torch_refuses)
-    return decide(ctx, problem, torch_refuses, members).plan
+    return decide(ctx, problem, torch_refuses, members, apart).plan
 
 
-def decide(place: Iris | Place, problem: Problem, torch_refuses: str, members: Group | None = None) -> Decision:
+def decide(
+    place: Iris | Place, problem: Problem, torch_refuses: str, members: Group | None = None, apart: str = ""
+) -> Decision:
     """The choice of an all-gather + matmul that the caller leaves open.
 
     Args:
         place: a context, or what stands for one.
-        problem, torch_refuses, members: as of :func:`choose`.
+        problem, torch_refuses, members, apart: as of :func:`choose`.
     """
+    decision = _decided(place, problem, torch_refuses, members)
+    plan = decision.plan
+    if plan.algorithm != "copy_engine":
+        return decision
+    if not apart:
+        reason = f"{plan.reason}; while a graph is captured hbm_buffer runs in its place, as a graph can hold no copies"
+        return replace(decision, plan=replace(plan, reason=reason))
+    config = fetched(place, problem, plan.config)
+    reason = f"{plan.reason}; that has copy_engine, and copies cannot bring {apart}, so hbm_buffer runs"
+    # What was measured are copies.
+    plan = replace(plan, algorithm="hbm_buffer", config=config, source="heuristic", reason=reason, speedup=None)
+    return replace(decision, plan=plan, config=config)
+
+
+def _decided(place: Iris | Place, problem: Problem, torch_refuses: str, members: Group | None) -> Decision:
+    """As :func:`decide`, whether or not copies can be made."""
 
     def decided(algorithm: str, config: FusedConfig | None, source: str, reason: str) -> Decision:
         return Decision(_plan(algorithm, config, source, reason, problem), None, "", config)
@@ -512,6 +532,11 @@ def staged(
         first_stage_fetch_sms=fetchers,
         transport="copy_engine" if algorithm == "copy_engine" else "sm",
     )
+
+
+def fetched(ctx: Iris | Place, problem: Problem, copied: HbmBufferConfig) -> HbmBufferConfig:
+    """The tiles of a configuration whose shards are copied, with programs that fetch."""
+    return staged(ctx, problem, "hbm_buffer", copied)
 
 
 def _plan(algorithm: str, config: FusedConfig | None, source: str, reason: str, problem: Problem) -> Plan:

@@ -56,6 +56,43 @@ def test_a_real_link_comes_before_an_imitated_one():
     assert found >= 30
 
 
+def test_copies_are_the_best_where_two_gpus_had_them_faster_by_more_than_noise():
+    data = json.loads((ROOT / "benchmarks" / "data" / "h200_two.json").read_text())
+    runs = {}  # a case was measured once or twice; by what PyTorch took in each run
+    for row in data["rows"]:
+        if row["operation"] == "all_gather_matmul" and "torch_ms" in row:
+            key = (row["gather_dim"], *row["sizes"].values())
+            runs.setdefault(key, {}).setdefault(row["algorithm"] == "copy_engine", []).append(
+                row["ms"] / row["torch_ms"]
+            )
+    chosen = {}
+    for case in tables.cases("all_gather_matmul", "h200"):
+        if case.entry.emulated:
+            assert case.entry.algorithm != "copy_engine", "nothing copies in the sweep"
+            continue
+        key = (int(case.options["gather_dim"]), *(size for _, size in case.entry.sizes))
+        copies, others = min(runs[key][True]), min(1.0, *runs[key][False])
+        assert (case.entry.algorithm == "copy_engine") == (copies < others * 0.99), (key, copies, others)
+        chosen[key] = case.entry.algorithm
+        assert case.world == 2
+        if case.entry.algorithm == "copy_engine":
+            assert case.entry.params["transport"] == "copy_engine"
+    assert all(algorithm == "copy_engine" for (_, M, *_), algorithm in chosen.items() if M >= 4096)
+    assert chosen[1, 256, 3584, 8192] == "hbm_buffer", "0.9 % slower than copies"
+
+
+def test_a_measured_case_with_copies_is_the_plan_and_says_what_a_capture_has():
+    half = torch.bfloat16
+    for world, M, algorithm, source in ((2, 4096, "copy_engine", "exact"), (2, 2048, "hbm_buffer", "exact"),
+                                        (2, 4200, "copy_engine", "nearest"), (2, 32768, "copy_engine", "exact"),
+                                        (4, 16384, "hbm_buffer", "exact")):  # fmt: skip
+        problem = Problem(M, 3584, 8192, half, half, half, world, 1, None, "NN")
+        plan = decide(Place(KNOWN["h200"], "nvlink"), problem, "").plan
+        assert (plan.algorithm, plan.source) == (algorithm, source), (M, plan)
+        assert ("while a graph is captured hbm_buffer runs" in plan.reason) == (algorithm == "copy_engine")
+        assert decide(Place(KNOWN["h200"], "shared"), problem, "").plan.algorithm != "copy_engine"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     world=st.integers(2, 8),

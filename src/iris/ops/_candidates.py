@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from iris.runtime.context import Iris
 
 Way = tuple[str, Any]  # an algorithm and its configuration
-# Kernels with tiles of their own choice, by operation. Left out: copy_engine, which no graph can capture, and what adds
-# in the order in which ranks come. They run when they are named.
+# Kernels with tiles of their own choice, by operation. Left out is what adds in the order in which ranks come; it runs
+# when it is named. And copy_engine, of which the plan's own is tried where that has it: a graph runs hbm_buffer in its
+# place, and the model would have copies take all the room.
 _KERNELS = {
     "all_gather_matmul": ("hbm_buffer", "pull"),
     "matmul_all_gather": ("fused",),

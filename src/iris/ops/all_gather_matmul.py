@@ -40,7 +40,8 @@ means not yet.
 Protocol of ``copy_engine``. ``inputs_kernel`` clears the flags of the copies, sets ``ready`` and waits for that of
 every peer; behind it, a stream for each peer (one, where ranks share a card) copies chunks of rows and sets each one's
 flag from 0 to 1. The kernel runs beside the copies. It cannot be captured: a graph does not promise that its branches
-run side by side.
+run side by side. Where the library has chosen it, ``hbm_buffer`` runs while a graph is captured. To its peers a rank
+does the same in both, so some ranks may copy in a call in which others fetch.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def all_gather_matmul(
             puts calls in order even when they are made on different streams. Calls that are to overlap need workspaces
             of their own.
         algorithm: ``"torch"``, ``"pull"``, ``"hbm_buffer"`` or ``"copy_engine"``; None lets the operation choose; with
-            a config it takes the kernel that the config is for.
+            a config it takes the kernel that the config is for. Where it chooses ``"copy_engine"``, ``"hbm_buffer"``
+            runs while a graph is captured, and the plan says so.
         gather_dim: 1 when A is sharded along K, 0 when along M.
         group: None for all ranks, a process group, or a sequence of ranks; shards are in group order.
         activation: ``"none"``, ``"relu"``, ``"gelu"`` (with erf) or ``"silu"``, applied after the bias.
@@ -122,7 +124,8 @@ def all_gather_matmul(
         ArgumentError, NotSymmetricError, DeviceMismatch, UnsupportedError: on the rank that has it, before any launch.
         RankMismatch: on the other ranks then, and on all ranks whose arguments differ.
         UnsupportedError: on every rank, with ``allow_fallback=False`` where PyTorch's operations would run.
-        CaptureError: something is to be tuned while a graph is captured.
+        CaptureError: something is to be tuned while a graph is captured, or copies that the caller has named run then,
+            or the staging buffer has to grow.
         NotAMemberError: the caller is not in ``group``.
     """
     return outside_of_graphs(_all_gather_matmul)(

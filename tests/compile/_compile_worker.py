@@ -67,6 +67,12 @@ def memory_kernel(source, target, n, rank, peer, bases, BLOCK: tl.constexpr, LOA
 
 
 @triton.jit
+def whole_kernel(source, target, rank, peer, bases, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    iris.store(target + offs, iris.load(source + offs, rank, peer, bases), rank, peer, bases)
+
+
+@triton.jit
 def charge_kernel(ticks, nbytes, rank, peer, bases):
     tick = link.charge(nbytes, rank, peer, bases)
     link.carried(tick)
@@ -226,6 +232,10 @@ def api(target):
     for kind in ("i8", "fp32"):
         arguments = {"source": f"*{kind}", "target": f"*{kind}", "LOAD": None, "STORE": None} | remote
         yield f"memory {kind}", memory_kernel, arguments, wide
+    for kind in ("i8", "fp16", "fp32", "fp64"):
+        arguments = {"source": f"*{kind}:16", "target": f"*{kind}:16"} | remote
+        arguments = {name: value for name, value in arguments.items() if name != "n"} | {"BLOCK": 8192}
+        yield f"whole {kind}", whole_kernel, arguments, wide
     for kernel, kinds in (
         (integer_atomics_kernel, ("i32", "i64")),
         (float_atomics_kernel, ("fp32",)),
@@ -400,6 +410,14 @@ def ordering(target, compiled):
     return [line.split(";")[0].strip() for line in lines if ORDERING.match(line)]
 
 
+def accesses(target, compiled):
+    """The names of the assembly's loads and stores of global memory that move 16 bytes, and of those that move one."""
+    text = compiled.asm["ptx" if target.vendor == "nvidia" else "amdgcn"]
+    found = re.findall(r"(?:ld|st)\.global\S*|(?:global|flat|buffer)_(?:load|store)_\w+", text)
+    wide = [name for name in found if re.search(r"v4\.b32|v2\.b64|dwordx4|b128", name)]
+    return {"wide": wide, "bytes": [name for name in found if re.search(r"\.[bu]8$|byte", name)]}
+
+
 def main(arch, selection):
     target = _target.by_arch(arch)
     wanted = [*api(target), *tiles(), *pull_cover(target)] if selection == "cover" else list(pull_product(target))
@@ -425,6 +443,8 @@ def main(arch, selection):
         record["shared"] = compiled.metadata.shared
         record["stack"] = stack_bytes(target, compiled)
         record["ordering"] = ordering(target, compiled) if selection == "cover" else []
+        if name.startswith("whole "):
+            record["accesses"] = accesses(target, compiled)
     answer = {"triton": triton.__version__, "arch": arch, "records": records}
     if selection == "cover" and arch in COLLECTIVES:
         answer["without tracing"] = staging.without_tracing(target)

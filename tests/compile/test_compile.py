@@ -102,6 +102,17 @@ def test_every_kernel_compiles(cover, arch):
 
 @arch_parameter
 @pytest.mark.timeout(300)
+def test_aligned_blocks_go_to_peers_in_sixteen_bytes_at_a_time(cover, arch):
+    """A peer's address is as aligned as the own one for the compiler, too, whatever the size of an element."""
+    records = {name: r["accesses"] for name, r in cover(arch)["records"].items() if name.startswith("whole ")}
+    assert len(records) == 4
+    for name, found in records.items():
+        kinds = {"load" if re.match("ld|.*load", one) else "store" for one in found["wide"]}
+        assert kinds == {"load", "store"} and not found["bytes"], (name, found)
+
+
+@arch_parameter
+@pytest.mark.timeout(300)
 def test_shared_memory_fits(cover, arch):
     check_shared_memory(cover(arch))
 

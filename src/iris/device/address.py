@@ -5,6 +5,8 @@ import triton.language as tl
 
 from iris.device._compat import constexpr_function
 
+_GRAIN = tl.constexpr(1024)  # bytes
+
 
 @constexpr_function
 def element_bytes(pointer_dtype):
@@ -23,11 +25,11 @@ def translate(pointer, from_rank, to_rank, heap_bases):
         heap_bases: int64[world_size], the heaps' addresses as mapped in this process.
 
     The distance between two heaps is a multiple of 1024 bytes, so the result is as aligned and as contiguous as
-    ``pointer``: it is added in elements, which keeps what the compiler knows about the pointer.
+    ``pointer``: it is added in elements, as a product of which the compiler knows a factor.
     """
     distance = tl.load(heap_bases + to_rank) - tl.load(heap_bases + from_rank)
-    elements = distance // element_bytes(pointer.dtype)
-    return pointer + tl.multiple_of(elements, 16)
+    # A hint on a quotient is lost where that is by 1: elements of a byte were stored one by one.
+    return pointer + distance // _GRAIN * (_GRAIN // element_bytes(pointer.dtype))
 
 
 @constexpr_function

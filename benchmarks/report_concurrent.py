@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from iris._target import KNOWN
-from iris.concurrent import _candidates, predictor
+from iris.concurrent import _candidates
 from iris.concurrent._candidates import Candidate, Conditions
 from iris.concurrent.tuning_data.derive import read
 from iris.errors import ArgumentError
@@ -96,7 +96,7 @@ def cases_of(corpus: Mapping[str, Any]) -> list[Case]:
         where = Conditions(
             target, corpus["machine"], corpus["dtype"], _ITEMSIZE[corpus["dtype"]], _ITEMSIZE[corpus["comm_dtype"]],
             corpus["units"], corpus["units"], corpus["mode"],
-            comm_block=tuple(corpus["comm_block"] or predictor.DEFAULT_COMM_TILE),
+            comm_block=tuple(corpus["comm_block"]) if corpus["comm_block"] else None,
             link_gbps=corpus.get("link_gbps") or (math.inf if corpus["link"] == "shared" else None),
         )  # fmt: skip
         shown = f"{case['collective']} {'x'.join(map(str, sizes.values()))}, {case['world']} ranks"

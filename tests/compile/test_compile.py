@@ -108,7 +108,8 @@ def test_aligned_blocks_go_to_peers_in_sixteen_bytes_at_a_time(cover, arch):
     assert len(records) == 4
     for name, found in records.items():
         kinds = {"load" if re.match("ld|.*load", one) else "store" for one in found["wide"]}
-        assert kinds == {"load", "store"} and not found["bytes"], (name, found)
+        assert kinds == {"load", "store"}, (name, found)
+        assert not found["bytes"], (name, found)
 
 
 @arch_parameter

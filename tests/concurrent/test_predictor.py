@@ -252,9 +252,9 @@ def test_programs_that_reach_the_rate_of_the_links():
     assert comm_sat_channels("all_reduce", 8, num_wgs=64, machine="mi355x") == 64
     assert comm_sat_channels("all_reduce", 8, 100, machine="mi355x") == 200
     assert comm_sat_channels("all_reduce", 8, 100, 150, machine="mi355x") == 150
-    # 26 programs of 14 GB/s for 359 GB/s.
-    assert comm_sat_channels("all_gather", 2, machine="h200") == 26
-    assert comm_sat_channels("all_gather", 2, machine="h200", link_gbps=90.0) == 7
+    # 34 programs of 10 GB/s for 333 GB/s.
+    assert comm_sat_channels("all_gather", 2, machine="h200") == 34
+    assert comm_sat_channels("all_gather", 2, machine="h200", link_gbps=90.0) == 9
     assert comm_sat_channels("all_gather", 1, machine="h200") == 1
 
 

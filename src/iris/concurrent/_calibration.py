@@ -15,7 +15,6 @@ from iris.tuning._calibration import Figures, values_for
 
 _PUBLISHED = "published: upstream's predictor for MI300X"
 _FITTED = "fitted: the grids of H200 in benchmarks/data/concurrent_h200.json and concurrent_h200_alone.json"
-_BETWEEN = "measured between two H200, benchmarks/bench_concurrent.py --bound: "
 _300 = "fitted: the three grids of 8 MI300X in benchmarks/data/concurrent_mi300x.json, upstream's kernel"
 _355 = "fitted: the grid of 8 MI355X in benchmarks/data/concurrent_mi355x.json, upstream's kernel"
 
@@ -53,23 +52,23 @@ FIGURES: Figures = {
     ),
     "interference": (
         "by what share a GEMM takes longer when all programs are in the collective all the while",
-        {"": (0.05, _FITTED), "gfx": (0.40, _PUBLISHED)},
+        {"": (0.01, _FITTED + ", which hardly tell it from comm_share"), "gfx": (0.40, _PUBLISHED)},
     ),
     "comm_share": (
         "share of the links' attainable rate that a collective gets beside a GEMM",
         {
-            "": (0.97, _BETWEEN + "a gather of 580 MB alone gets 360 of 370 GB/s"),
+            "": (0.9, _FITTED + "; alone a gather of 580 MB gets 0.98"),
             "gfx": (0.36, _PUBLISHED + ", 120 GB/s, of the 336 that 7 links attain"),
         },
     ),
     "comm_start_s": (
         "time of a collective beside its bytes, s",
-        {"": (6e-6, _FITTED), "gfx": (5e-6, _PUBLISHED)},
+        {"": (3e-6, _FITTED), "gfx": (5e-6, _PUBLISHED)},
     ),
     "program_bytes_per_s": (
         "most that a program moves over the links beside a GEMM, bytes/s",
         {
-            "": (14e9, _BETWEEN + "9 programs alone push 124 GB/s and fetch 85"),
+            "": (10e9, _FITTED + "; alone 9 programs of 1024 threads push 206 GB/s and fetch 142"),
             "gfx": (7.5e9, "assumed: as alone, a gather between 8 MI355X; iris.tuning._calibration"),
             "mi300x": (0.3e9, _300),
             "mi325x": (0.3e9, "assumed: as on the MI300X, which has the same links"),

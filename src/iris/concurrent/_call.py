@@ -9,7 +9,7 @@ import torch
 
 from iris.concurrent import autotune, predictor
 from iris.concurrent._collectives import COLLECTIVES, Collective, Part
-from iris.concurrent._two_queue_kernel import two_queue_kernel
+from iris.concurrent._two_queue_kernel import BATCH, two_queue_kernel
 from iris.concurrent.workspace import Workspace
 from iris.errors import ArgumentError, CaptureError, IrisError
 from iris.runtime import checks, launch
@@ -29,10 +29,12 @@ ADDED = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
 )  # fmt: skip
-# Rows and columns of a tile of a collective, of two-byte elements. So many warps have it in registers, and the kernel
-# that multiplies alone takes as many, so that it computes the same bits.
-_COMM_BLOCK, _INTERPRETED_COMM_BLOCK = (256, 64), (128, 256)
+# Rows and columns of a tile of a collective where the interpreter runs, whose cost is by statement, not by element.
+_INTERPRETED_COMM_BLOCK = (128, 256)
+_SINGLE = 4  # tiles of a collective that are taken one at a time, for each program that begins with it
 COMM_GROUP_M = 8
+# So many have a tile of a collective in registers. The kernel that multiplies alone takes as many, so that it computes
+# the same bits.
 _WARPS = 8
 # Of a kernel that exchanges alone: with so many 8 programs fill a link between H200 (benchmarks/bench_links.py).
 _EXCHANGE_THREADS = 1024
@@ -99,11 +101,15 @@ class Call:
         )  # fmt: skip
         self.tiles = replace(self.tiles, group_m=_count("gemm_group_m", asked.gemm_group_m) or self.tiles.group_m)
         self.exchange_warps = asked.num_warps or _EXCHANGE_THREADS // ctx.target.warp_size
-        self.comm_block = _block("comm_block", asked.comm_block, 2, 1) or usual_comm_block(ctx, self.part, src)
+        self.comm_block = _block("comm_block", asked.comm_block, 2, 1) or usual_comm_block(
+            ctx, name, members.size, self.part, src
+        )
         self.comm_group_m = _count("comm_group_m", asked.comm_group_m) or COMM_GROUP_M
         self.items = self.part.items(number_of_tiles(self.part.rows, src.shape[1], *self.comm_block))
         products = number_of_tiles(M, N, self.tiles.block_m, self.tiles.block_n)
         self.programs = _programs(ctx, asked, self.mode, products, self.items, name, members.size)
+        # The last tiles one at a time, so that programs end together.
+        self.batches = max(0, self.items - _SINGLE * max(1, self.programs.exchanging)) // BATCH.value
         self.precision = float32_precision(ctx.target, a.dtype)
         # Without matrix units operands come from shared memory element by element, not as descriptors bring them.
         whole = a.dtype == torch.float32 and self.precision != "tf32"
@@ -227,7 +233,8 @@ def _start(
         ctx, two_queue_kernel, (grid,),
         *descriptors, a, b, c, *c.shape, a.shape[1], *a.stride(), *b.stride(), *c.stride(),
         src, dst, part.rows, src.shape[1], part.first, *src.stride(), *dst.stride(),
-        call.items, call.programs.multiplying if exchanges and multiplies else grid * multiplies, call.programs.cap,
+        call.items, call.batches, call.programs.multiplying if exchanges and multiplies else grid * multiplies,
+        call.programs.cap,
         workspace.queue, workspace.flags, workspace.counters if exchanges else workspace.alone,
         ctx.group_members(members), members.index, ctx.get_device_context(),
         TILE=call.collective.tile,
@@ -335,10 +342,10 @@ def usual_tiles(
     return found if block is None else fitted_tiles(target, rows, columns, depth, itemsize, block=block, **given)
 
 
-def usual_comm_block(ctx: Iris, part: Part, src: torch.Tensor) -> tuple[int, int]:
+def usual_comm_block(ctx: Iris, name: str, world: int, part: Part, src: torch.Tensor) -> tuple[int, int]:
     """The same on every rank, because it decides who adds which tile."""
-    # The interpreter's cost is by statement, not by element.
-    rows, columns = _COMM_BLOCK if ctx.target.compiled else _INTERPRETED_COMM_BLOCK
+    usual = predictor.usual_comm_block(ctx.target, name, world)
+    rows, columns = usual if ctx.target.compiled else _INTERPRETED_COMM_BLOCK
     rows = max(16, rows * 2 // max(2, src.dtype.itemsize))
     return power_of_two(part.chunk, 16, rows), power_of_two(src.shape[1], 16, columns)
 

@@ -66,7 +66,7 @@ class Conditions:
     units: int
     mode: str = "fused"
     comm_wgs: int | None = None
-    comm_block: tuple[int, int] = predictor.DEFAULT_COMM_TILE
+    comm_block: tuple[int, int] | None = None
     comm_cap: int | None = None
     num_stages: int | None = None
     num_warps: int | None = None
@@ -125,7 +125,7 @@ def candidates(
         most: how many there may be.
     """
     among = list(dict.fromkeys([default_block, *tiles_for(shape, where)] if tiles is None else tiles))
-    sources = [predicted(shape, where, among, splits), derived(where, among, splits)]
+    sources = [derived(where, among, splits), predicted(shape, where, among, splits)]
     if not any(sources):
         sources = [heuristic(where, among[0] if tiles is not None else default_block, splits)]
     found: dict[tuple[int, Tile], Candidate] = {}

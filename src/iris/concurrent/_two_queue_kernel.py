@@ -12,9 +12,12 @@ from iris.x.turn import begin_turn, end_alone, end_turn, wait_for_input
 
 # Words of ``queue``, int32 in ordinary memory. Each is on a line of its own, because all programs add to it.
 PRODUCTS = tl.constexpr(0)  # tiles of the GEMM that a program has taken
-ITEMS = tl.constexpr(32)  # tiles of the collective that a program has taken
+ITEMS = tl.constexpr(32)  # tickets for tiles of the collective that programs have taken
 COMERS = tl.constexpr(64)  # programs that have come to the collective
 QUEUE_WORDS = 96
+# Tiles of a collective for a ticket. A ticket is broadcast within a program, so all its warps wait for the slowest and
+# then for the counter; between tickets each goes on to its next tile alone.
+BATCH = tl.constexpr(4)
 
 _COMPUTE = tl.constexpr(int(Event.COMPUTE))
 _STORE = tl.constexpr(int(Event.STORE))
@@ -53,9 +56,15 @@ def _multiply_tiles(
 
 
 @triton.jit
+def _first_item(ticket, batches, BATCH: tl.constexpr):
+    """The first tile of a ticket for the collective: ``batches`` have BATCH tiles each, those after them one."""
+    return tl.where(ticket < batches, ticket * BATCH, ticket + batches * (BATCH - 1))
+
+
+@triton.jit
 def _exchange_tiles(
     TILE: tl.constexpr, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn,
-    items, cap, queue, flags, counters, members, index, rank, context,
+    items, batches, cap, queue, flags, counters, members, index, rank, context,
     WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, TRACING: tl.constexpr,
     KERNEL: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +73,7 @@ def _exchange_tiles(
     Whoever comes stays to the end, so that many are there at most.
     """
     if tl.atomic_add(queue + COMERS, 1, sem="relaxed", scope="gpu") < cap:
-        item = tl.atomic_add(queue + ITEMS, 1, sem="relaxed", scope="gpu")
+        item = _first_item(tl.atomic_add(queue + ITEMS, 1, sem="relaxed", scope="gpu"), batches, BATCH)
         if item < items:
             for step in range(1, WORLD):
                 peer = tl.load(members + rotated_rank(index, step, WORLD))
@@ -74,21 +83,23 @@ def _exchange_tiles(
                 if TRACING:
                     tracing.end(context, waiting)
         while item < items:
-            if TRACING:
-                span = tracing.start(context, _STORE, rank, item, 1)
-            # On its way while the tile is moved.
-            following = tl.atomic_add(queue + ITEMS, 1, sem="relaxed", scope="gpu")
-            TILE(
-                item, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn,
-                members, index, context, WORLD, BLOCK_M, BLOCK_N, GROUP_M,
-            )  # fmt: skip
-            if TRACING:
-                tracing.end(context, span)
+            # On its way while the tiles are moved.
+            following = _first_item(tl.atomic_add(queue + ITEMS, 1, sem="relaxed", scope="gpu"), batches, BATCH)
+            count = tl.where(item < batches * BATCH, BATCH, 1)
+            for tile in tl.range(item, item + count, loop_unroll_factor=1):
+                if TRACING:
+                    span = tracing.start(context, _STORE, rank, tile, 1)
+                TILE(
+                    tile, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn,
+                    members, index, context, WORLD, BLOCK_M, BLOCK_N, GROUP_M,
+                )  # fmt: skip
+                if TRACING:
+                    tracing.end(context, span)
             item = following
 
 
 @triton.jit(
-    do_not_specialize=["M", "rows", "first", "items", "multipliers", "cap", "index"],
+    do_not_specialize=["M", "rows", "first", "items", "batches", "multipliers", "cap", "index"],
 )
 def two_queue_kernel(
     a_desc,
@@ -115,6 +126,7 @@ def two_queue_kernel(
     stride_dm,
     stride_dn,
     items,
+    batches,
     multipliers,
     cap,
     queue,
@@ -142,6 +154,8 @@ def two_queue_kernel(
 ):
     """``C = A @ B``, and ``items`` tiles of the collective whose tile function (:mod:`iris.x.exchange`) is ``TILE``.
 
+    The first ``batches * BATCH`` of those are taken ``BATCH`` at a time.
+
     The first ``multipliers`` programs begin with the GEMM, the others with the collective; who finds no more tiles
     turns to the other. With one of ``MULTIPLIES`` and ``EXCHANGES`` the kernel has that queue alone. ``rows``,
     ``columns`` and ``first`` are those of the tile function.
@@ -162,7 +176,7 @@ def two_queue_kernel(
             if multiplies == 0:
                 _exchange_tiles(
                     TILE, src_ptr, dst_ptr, rows, columns, first, stride_sm, stride_sn, stride_dm, stride_dn,
-                    items, cap, queue, flags, counters, members, index, rank, context,
+                    items, batches, cap, queue, flags, counters, members, index, rank, context,
                     WORLD, TILE_M, TILE_N, TILE_GROUP_M, TRACING, KERNEL,
                 )  # fmt: skip
         multiplies = 1 - multiplies

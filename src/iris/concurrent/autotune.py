@@ -62,7 +62,7 @@ def topk_configs(
     mt_candidates: Sequence[Tile] | None = None,
     mode: str = "fused",
     dtype: str = "float16",
-    comm_block: tuple[int, int] = predictor.DEFAULT_COMM_TILE,
+    comm_block: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     """The splits and tiles that tuning would try on a machine, the most promising first; what runs without tuning is
     tried beside them.
@@ -103,7 +103,7 @@ def tune_config(
     default_gemm_wgs: int | None = None,
     dtype: str = "float16",
     comm_dtype: str | None = None,
-    comm_block: tuple[int, int] = predictor.DEFAULT_COMM_TILE,
+    comm_block: tuple[int, int] | None = None,
     k: int | None = None,
     candidates: Sequence[Way] | None = None,
     mt_candidates: Sequence[Tile] | None = None,

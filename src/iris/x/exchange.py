@@ -77,13 +77,16 @@ def _sum(mine, mask, members, index, context, WORLD: tl.constexpr):
     if WORLD == 1:
         total = first.to(wide)
     else:
-        # While one is added the next is on its way.
+        # While one is added the next is on its way. Without the barriers the compiler puts loads of the next behind
+        # additions of the one, which wait for what was loaded first.
         ahead = _read(mine, mask, members, index, 1, context)
+        tl.debug_barrier()
         total = first.to(wide)
         # Not unrolled: the compiler would load the blocks of all members side by side and run out of registers.
         for step in tl.range(2, WORLD, loop_unroll_factor=1):
             value = ahead
             ahead = _read(mine, mask, members, index, step, context)
+            tl.debug_barrier()
             total += value.to(wide)
         total += ahead.to(wide)
     return total

@@ -131,7 +131,7 @@ def run(ctx: Iris, request: Request, operands_of: type[Operands] = Operands) -> 
             _write(request.out, corpus)
             print(f"{number + 1} of {len(request.cases)}: {name} {shape}: {_summary(corpus['cases'][-1])}", flush=True)
         _meet(ctx)
-        del operands  # the heap has room for one case
+        del operands  # the heap has no room for all
     return corpus
 
 
@@ -153,7 +153,7 @@ def _compile(ctx: Iris, request: Request) -> None:
         with compiling(ctx) as launches:
             for tile in missing:
                 operands.call(gemm_wgs=default[0], gemm_block=tile)
-        del operands  # the heap has room for one case
+        del operands  # the heap has no room for all
         wanted += launches
         done.update((name, tile) for tile in missing)
     if ctx.get_rank() == 0:
@@ -293,10 +293,12 @@ def _summary(case: dict[str, Any]) -> str:
 
 def _heap_bytes(request: Request, world: int) -> int:
     itemsize = getattr(torch, request.dtype).itemsize
-    return max(
+    largest = max(
         shape.comm_m * shape.comm_n * itemsize * (1 + (world if name == "all_gather" else 1))
         for name, shape in request.cases
     )
+    # For two cases: what one leaves is free again only after the first tensor of the next has its place.
+    return 2 * largest
 
 
 def parse(argv: Sequence[str] | None, world: int) -> Request:

@@ -11,7 +11,7 @@ import torch
 
 from iris._target import KNOWN
 from iris.ops.arguments import Problem
-from iris.ops.choice import Bringing, staged, staged_tiles, tiles_for
+from iris.ops.choice import Bringing, staged, tiles_for, wide_tiles
 from iris.ops.config import FusedConfig, HbmBufferConfig
 
 
@@ -58,6 +58,8 @@ REDUCED = {
 
 def variations(ctx: Any, operation: str, shape: Any, asked: list[int] | None = None) -> list[tuple[str, FusedConfig]]:
     """Algorithms and configurations: the library's own without tables first, then that with one thing changed.
+
+    Where A is gathered all begin with the wide tiles, also for few rows, for which the library takes narrower ones.
 
     ``asked``: which of ``STAGED_CHANGES``; None for all.
     """
@@ -110,9 +112,9 @@ REDUCED_CHANGES: tuple[dict[str, Any], ...] = (
 
 
 def varied(ctx: Any, problem: Problem, changes: dict[str, Any]) -> HbmBufferConfig | None:
-    """The library's configuration with a staging buffer, changed; None where the change does not fit the problem."""
+    """The library's configuration with a staging buffer and wide tiles, changed; None where that does not fit."""
     bringing = {field.name: changes[field.name] for field in fields(Bringing) if field.name in changes}
-    usual = staged_tiles(ctx, problem)
+    usual = wide_tiles(ctx, problem)
     tiles = replace(usual, **{name: value for name, value in changes.items() if name not in bringing})
     if not fits(ctx, tiles, problem.a_dtype.itemsize):
         return None

@@ -52,7 +52,7 @@ FIGURES: Figures = {
     ),
     "interference": (
         "by what share a GEMM takes longer when all programs are in the collective all the while",
-        {"": (0.01, _FITTED + ", which hardly tell it from comm_share"), "gfx": (0.40, _PUBLISHED)},
+        {"": (0.0, _FITTED + ", which show none"), "gfx": (0.40, _PUBLISHED)},
     ),
     "comm_share": (
         "share of the links' attainable rate that a collective gets beside a GEMM",

@@ -130,7 +130,7 @@ def test_ragged_sizes_of_two_kernels(sim):
     sim.run(body_sizes, 3, CONCURRENT, SIZES[:1])
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 def test_many_tiles_of_a_collective(sim, monkeypatch, world):
     """A ticket is for several of them, but for the last ones; tiles that none is for would stay NaN."""
     start, batches = _call._start, []
@@ -142,7 +142,7 @@ def test_many_tiles_of_a_collective(sim, monkeypatch, world):
     monkeypatch.setattr(_call, "_start", noting)
     # With one program that begins with them, and with none.
     for how in (FUSED, FUSED | {"gemm_wgs": 3}):
-        sim.run(body_sizes, world, how, [((16, 16, 16), 16 * 7 * world + 5, 65)])
+        sim.run(body_sizes, world, how, [((16, 16, 16), 16 * 3 * world + 5, 65)])
     # All ranks have some, but those that receive a broadcast.
     assert [items for _, items in batches].count(0) == 2 * (world - 1)
     assert all(0 < 4 * several < items for several, items in batches if items)

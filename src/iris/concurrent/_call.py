@@ -101,7 +101,7 @@ class Call:
         )  # fmt: skip
         self.tiles = replace(self.tiles, group_m=_count("gemm_group_m", asked.gemm_group_m) or self.tiles.group_m)
         self.exchange_warps = asked.num_warps or _EXCHANGE_THREADS // ctx.target.warp_size
-        self.comm_block = _block("comm_block", asked.comm_block, 2, 1) or usual_comm_block(
+        self.comm_block = _block("comm_block", asked.comm_block, 2, 1) or fitted_comm_block(
             ctx, name, members.size, self.part, src
         )
         self.comm_group_m = _count("comm_group_m", asked.comm_group_m) or COMM_GROUP_M
@@ -342,8 +342,9 @@ def usual_tiles(
     return found if block is None else fitted_tiles(target, rows, columns, depth, itemsize, block=block, **given)
 
 
-def usual_comm_block(ctx: Iris, name: str, world: int, part: Part, src: torch.Tensor) -> tuple[int, int]:
-    """The same on every rank, because it decides who adds which tile."""
+def fitted_comm_block(ctx: Iris, name: str, world: int, part: Part, src: torch.Tensor) -> tuple[int, int]:
+    """The tile of a collective that is left open: no larger than a rank's part, and the same on every rank, because it
+    decides who adds which tile."""
     usual = predictor.usual_comm_block(ctx.target, name, world)
     rows, columns = usual if ctx.target.compiled else _INTERPRETED_COMM_BLOCK
     rows = max(16, rows * 2 // max(2, src.dtype.itemsize))

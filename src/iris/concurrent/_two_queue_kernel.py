@@ -83,7 +83,6 @@ def _exchange_tiles(
                 if TRACING:
                     tracing.end(context, waiting)
         while item < items:
-            # On its way while the tiles are moved.
             following = _first_item(tl.atomic_add(queue + ITEMS, 1, sem="relaxed", scope="gpu"), batches, BATCH)
             count = tl.where(item < batches * BATCH, BATCH, 1)
             for tile in tl.range(item, item + count, loop_unroll_factor=1):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris.concurrent._call import COMM_GROUP_M, usual_comm_block
+from iris.concurrent._call import COMM_GROUP_M, fitted_comm_block
 from iris.concurrent._collectives import COLLECTIVES, Part
 from iris.concurrent.tuning_data._alone import charge_of_peers, tiles_of_rank_0, workspace_alone
 from iris.errors import OutputError
@@ -157,6 +157,6 @@ class Operands:
 
     def _own_tiles(self, part: Part) -> torch.Tensor:
         """Where the tiles of an all-reduce are that rank 0 adds."""
-        block = usual_comm_block(self._ctx, self.name, self._world, part, self._src)
+        block = fitted_comm_block(self._ctx, self.name, self._world, part, self._src)
         own = tiles_of_rank_0(self.shape.comm_m, self.shape.comm_n, block, COMM_GROUP_M, self._world)
         return own.to(self._device)

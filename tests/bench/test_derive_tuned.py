@@ -81,6 +81,18 @@ def test_copies_are_the_best_where_two_gpus_had_them_faster_by_more_than_noise()
     assert chosen[1, 256, 3584, 8192] == "hbm_buffer", "0.9 % slower than copies"
 
 
+def test_few_rows_of_two_gpus_have_narrow_tiles():
+    half = torch.bfloat16
+    for M, N, fetchers in ((512, 3584, 28), (1024, 3584, 20), (1024, 5120, 12)):
+        problem = Problem(M, N, 8192, half, half, half, 2, 0, None, "NN")
+        plan = decide(Place(KNOWN["h200"], "nvlink"), problem, "").plan
+        assert (plan.algorithm, plan.source) == ("hbm_buffer", "exact")
+        config = plan.config
+        assert (config.block_size_m, config.block_size_n, config.block_size_k) == (128, 128, 64)
+        assert (config.num_stages, config.num_warps, config.num_fetch_sms) == (5, 8, fetchers)
+        assert plan.speedup > 1.05
+
+
 def test_a_measured_case_with_copies_is_the_plan_and_says_what_a_capture_has():
     half = torch.bfloat16
     for world, M, algorithm, source in ((2, 4096, "copy_engine", "exact"), (2, 2048, "hbm_buffer", "exact"),

@@ -135,7 +135,7 @@ def test_many_rows_more_ranks_copies_and_sharded_columns_keep_wide_tiles():
     assert shape(choice.staged(context(H200), problem(M=1024, world=2, gather_dim=0), None, mine)) == WIDE
 
 
-def test_other_targets_and_dtypes_keep_their_tiles():
+def test_other_links_targets_and_dtypes_keep_their_tiles(monkeypatch):
     for target in _target.KNOWN.values():
         few, sharded = staged(target), staged(target, gather_dim=1)
         if target.descriptors:
@@ -148,6 +148,9 @@ def test_other_targets_and_dtypes_keep_their_tiles():
     assert shape(staged(replace(H200, shared_memory_bytes=(160 << 10) - 1))) == (*WIDE[:3], 3, 8)
     for dtype in (torch.float32, torch.int8):
         assert shape(staged(a=dtype)) == shape(staged(a=dtype, gather_dim=1))
+    for link in sorted(set(LINKS) - {"nvlink"}):
+        monkeypatch.setattr(choice, "link_of", lambda ctx, link=link: link)
+        assert shape(staged()) == WIDE
 
 
 def test_what_other_machines_measured_is_a_guess():

@@ -40,7 +40,7 @@ _FLAG_BYTES = 256 << 10
 _ERROR_OF_MODEL = {"nvidia": 0.1, "amd": 0.4}
 _STAGE_ROWS = 16  # of tiles, in a stage when A is sharded along M
 # Where 128 x 256 tiles of all rows are about one round, those of the peers' shards run beside the own ones and wait. Of
-# narrower ones the own are multiplied while the shards come: two H200, 2 ranks, gather_dim=0, 0.42 to 1.21 rounds, 4 to
+# narrower ones the own are multiplied while the shards come: two H200, NVLink, gather_dim=0, 0.42 to 1.21 rounds, 4 to
 # 15 % less time. The best of them had smaller pieces than the wide tiles have.
 _FEW_ROUNDS = 1.25
 _NARROWER = {"block_size_n": 128, "num_stages": 5}
@@ -515,7 +515,7 @@ def staged_tiles(ctx: Iris | Place, problem: Problem, algorithm: str | None = No
 
 
 def _few(ctx: Iris | Place, problem: Problem, wide: FusedConfig, algorithm: str | None) -> bool:
-    """Whether narrower tiles than these are better, on targets that multiply as the one where that was measured."""
+    """Whether narrower tiles than these are better: over a link and on targets like those where that was measured."""
     if (problem.world_size, problem.gather_dim) != (2, 0) or algorithm == "copy_engine" or not ctx.target.descriptors:
         return False
     # Only dtypes of two bytes have tiles of this shape.
@@ -523,7 +523,9 @@ def _few(ctx: Iris | Place, problem: Problem, wide: FusedConfig, algorithm: str 
         return False
     tiles = problem.world_size * -(-problem.M // (problem.world_size * 128)) * -(-problem.N // 256)
     taken = replace(wide, **_NARROWER).shared_memory_bytes(_operand_bytes(problem), _operand_bytes(problem))
-    return tiles <= _FEW_ROUNDS * ctx.get_cu_count() and taken <= ctx.target.shared_memory_bytes
+    if tiles > _FEW_ROUNDS * ctx.get_cu_count() or taken > ctx.target.shared_memory_bytes:
+        return False
+    return _link(ctx) == "nvlink"
 
 
 def staged(

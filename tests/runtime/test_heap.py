@@ -1,6 +1,7 @@
 """The symmetric heap: what is allocated, freed and refused, and that ranks agree."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import iris
-from iris.errors import HeapExhausted, RankMismatch
-from iris.runtime.heap import ALIGNMENT, Blocks
+from iris.errors import HeapExhausted, RankMismatch, UnsupportedError
+from iris.runtime.heap import ALIGNMENT, Blocks, SymmetricHeap
 
 MIB = 1 << 20
 
@@ -36,6 +37,12 @@ def test_blocks_never_overlap_and_all_come_back(steps):
     for block in live:
         blocks.free(*block)
     assert blocks.largest == 32 * ALIGNMENT
+
+
+def test_heaps_that_kernels_could_not_address_are_refused():
+    region = SimpleNamespace(device=torch.device("cpu"), bases=[ALIGNMENT, 2 * ALIGNMENT + 512])
+    with pytest.raises(UnsupportedError, match=r"\[-1536, 0\] bytes from rank 1's; .* multiples of 1024"):
+        SymmetricHeap(region, 1, 0, MIB, lambda: None)
 
 
 def body_exhaustion(rank, world_size):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from iris.errors import ArgumentError, HeapExhausted, RankMismatch
+from iris.errors import ArgumentError, HeapExhausted, RankMismatch, UnsupportedError
 
 ALIGNMENT = 1024
 
@@ -113,6 +113,9 @@ class SymmetricHeap:
         reserved: bytes at the start of the region that belong to the context itself.
         nbytes: bytes behind them that allocations may use.
         reclaim: collective call that frees what is dead on all ranks; used when an allocation does not fit.
+
+    Raises:
+        UnsupportedError: the ranks' parts are not a multiple of :data:`ALIGNMENT` bytes apart in this process.
     """
 
     def __init__(self, region: Region, rank: int, reserved: int, nbytes: int, reclaim: Callable[[], None]):
@@ -120,6 +123,13 @@ class SymmetricHeap:
         self.rank = rank
         self.device = region.device
         self.base = region.bases[rank]
+        apart = [base - self.base for base in region.bases]
+        if any(distance % ALIGNMENT for distance in apart):
+            # Device code adds them to addresses in units of that (iris.device.address).
+            raise UnsupportedError(
+                f"the ranks' heaps are mapped {apart} bytes from rank {rank}'s; the distances must be multiples of "
+                f"{ALIGNMENT}"
+            )
         self.reserved = reserved
         self._blocks = Blocks(nbytes)
         self._reclaim = reclaim

@@ -64,7 +64,9 @@ def distributions(tmp_path_factory):
         shutil.copy(ROOT / name, source / name)
     sdist, wheel = built("sdist", source, folder), built("wheel", source, folder)
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        # The argument of that name is missing in Python 3.11.3 and 3.10.11 and before.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        archive.extractall(folder / "unpacked")
     (unpacked,) = (folder / "unpacked").iterdir()
     (folder / "again").mkdir()
     return sdist, wheel, built("wheel", unpacked, folder / "again")

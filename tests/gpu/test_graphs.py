@@ -100,8 +100,8 @@ class Step:
         return (self.out != (call % 7 - 3) * self.product + self.bias).sum()
 
 
-def body_staged_capture(ctx, gather_dim, with_workspace):
-    step = Step(ctx, "hbm_buffer", gather_dim, config=FETCHED, with_workspace=with_workspace)
+def captured(ctx, step):
+    """A graph of a step, which has been right once outside of it."""
     step.fill(5)
     step.issue()
     assert not step.wrong(5)
@@ -109,6 +109,12 @@ def body_staged_capture(ctx, gather_dim, with_workspace):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step.issue()
+    return graph
+
+
+def body_staged_capture(ctx, gather_dim, with_workspace):
+    step = Step(ctx, "hbm_buffer", gather_dim, config=FETCHED, with_workspace=with_workspace)
+    graph = captured(ctx, step)
     for call in range(100):
         step.fill(call)
         graph.replay()
@@ -158,13 +164,7 @@ def body_copies_by_choice(ctx, gather_dim, with_workspace):
     """The library has chosen copies, and a graph holds programs that fetch in their place. They meet in one call."""
     with chosen(ctx, "copy_engine", replace(FETCHED, transport="copy_engine")):
         step = Step(ctx, None, gather_dim, with_workspace=with_workspace)
-        step.fill(5)
-        step.issue()
-        assert not step.wrong(5)
-        ctx.barrier()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step.issue()
+        graph = captured(ctx, step)
         for call in range(60):
             step.fill(call)
             if (call // 2 + ctx.get_rank()) % 3:

@@ -32,7 +32,7 @@ _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 LOSSES = (
     "Loss: how much longer the best of the first k points of a case takes than the best of its grid, on average over "
     "the cases and in the worst. *Predictor* ranks by prediction, *set* is the candidate set of the architecture, and "
-    "*tuning* takes both in turn, and the default besides, as `tune=True` does. *Default* is what runs without tuning."
+    "*tuning* takes the default and then both in turn, as `tune=True` does. *Default* is what runs without tuning."
 )
 ERRORS = (
     "Error of the times: predicted over measured, less 1, of all points of the grids. *Order* is Spearman's "
@@ -66,13 +66,13 @@ class Case:
     def tiles(self) -> list[Any]:
         return list(dict.fromkeys(tile for _, tile in self.times))
 
-    def loss(self, ranked: Sequence[Candidate], k: int, beside: bool = False) -> float:
-        """How much longer than the best the best of the first ``k`` takes, and of the default ``beside`` them; those
-        that failed are not counted."""
-        found = [self.times[one.way] for one in ranked if one.way in self.times][:k]
-        if beside and self.default[1] is not None:
-            found.append(self.default[1])
-        return min(found, default=math.inf) / self.best - 1
+    def loss(self, ranked: Sequence[Candidate], k: int, tuning: bool = False) -> float:
+        """How much longer than the best the best of the first ``k`` takes; in ``tuning`` the default is one of the
+        ``k``. Those that failed are not counted."""
+        way, took = self.default
+        tried = [took] if tuning and took is not None else []
+        others = [self.times[one.way] for one in ranked if one.way in self.times and not (tried and one.way == way)]
+        return min([*tried, *others[: k - len(tried)]], default=math.inf) / self.best - 1
 
 
 def corpora(files: Sequence[Path] = ()) -> list[tuple[str, dict[str, Any]]]:
@@ -155,9 +155,9 @@ def report(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         for source, ranked in SOURCES.items():
             orders = [ranked(case) for case in cases]
             if all(orders):
-                beside = source == "tuning"
+                tuning = source == "tuning"
                 shown = (
-                    _loss([case.loss(one, k, beside) for case, one in zip(cases, orders, strict=True)]) for k in TIMED
+                    _loss([case.loss(one, k, tuning) for case, one in zip(cases, orders, strict=True)]) for k in TIMED
                 )
                 losses.append(f"| {name} | {len(cases)} | {source} | {' | '.join(shown)} |")
         own = [case.default[1] / case.best - 1 for case in cases if case.default[1] is not None]

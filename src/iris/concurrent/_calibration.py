@@ -68,7 +68,7 @@ FIGURES: Figures = {
     "program_bytes_per_s": (
         "most that a program moves over the links beside a GEMM, bytes/s",
         {
-            "": (10e9, _FITTED + "; alone 9 programs of 1024 threads push 206 GB/s and fetch 142"),
+            "": (14e9, _FITTED + "; alone 9 programs of 1024 threads push 206 GB/s and fetch 142"),
             "gfx": (7.5e9, "assumed: as alone, a gather between 8 MI355X; iris.tuning._calibration"),
             "mi300x": (0.3e9, _300),
             "mi325x": (0.3e9, "assumed: as on the MI300X, which has the same links"),

@@ -113,7 +113,7 @@ def candidates(
     splits: Sequence[int] | None = None,
     most: int = 8,
 ) -> list[Candidate]:
-    """The best by the predictor and those that were derived from measurements, in turn; where one of the two knows
+    """Those that were derived from measurements and the best by the predictor, in turn; where one of the two knows
     nothing of the device the other's; and where neither does a few splits of the default tile.
 
     Args:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import iris
+from iris.device import address
 from iris.errors import HeapExhausted, RankMismatch, UnsupportedError
 from iris.runtime.heap import ALIGNMENT, Blocks, SymmetricHeap
 
@@ -40,6 +41,7 @@ def test_blocks_never_overlap_and_all_come_back(steps):
 
 
 def test_heaps_that_kernels_could_not_address_are_refused():
+    assert ALIGNMENT % address._GRAIN.value == 0
     region = SimpleNamespace(device=torch.device("cpu"), bases=[ALIGNMENT, 2 * ALIGNMENT + 512])
     with pytest.raises(UnsupportedError, match=r"\[-1536, 0\] bytes from rank 1's; .* multiples of 1024"):
         SymmetricHeap(region, 1, 0, MIB, lambda: None)

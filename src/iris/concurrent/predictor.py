@@ -237,7 +237,7 @@ def comm_full_ms(
         comm_sat: programs that reach the rate of the links; None for :func:`comm_sat_channels`.
     """
     place = _place(machine, units)
-    cb = cb or usual_comm_block(KNOWN.get(place.machine.name), collective, world)
+    cb = cb or _comm_block(place, collective, world)
     nbytes = comm_remote_bytes_per_rank(collective, comm_m, comm_n, world, cb, dtype_bytes)
     took = nbytes / _link(place, world, link_gbps)
     if wgs is not None:
@@ -258,6 +258,10 @@ def usual_comm_block(target: Target | None, collective: str, world: int) -> tupl
     if target is None or not target.descriptors or (_named(collective) in _ADDING and world > 2):
         return DEFAULT_COMM_TILE
     return _LARGER_COMM_TILE
+
+
+def _comm_block(place: _Place, collective: str, world: int) -> tuple[int, int]:
+    return usual_comm_block(KNOWN.get(place.machine.name), collective, world)
 
 
 def comm_sat_channels(
@@ -377,7 +381,7 @@ def rank_splits(
     total = place.units if num_wgs is None else _counted("num_wgs", num_wgs)
     nbytes = place.machine.rate(dtype)[1] if comm_dtype_bytes is None else comm_dtype_bytes
     about = asked["collective"], asked["comm_m"], asked["comm_n"], asked["world"]
-    cb = cb or usual_comm_block(KNOWN.get(place.machine.name), about[0], about[3])
+    cb = cb or _comm_block(place, asked["collective"], asked["world"])
     items = n_comm_tiles(*about, cb=cb)
     comm = comm_full_ms(*about, cb=cb, dtype_bytes=nbytes, machine=place.machine, units=place.units,
                         link_gbps=link_gbps)  # fmt: skip
@@ -465,7 +469,7 @@ def predict_split(
     gemm = _gemm(place, *sizes, best.mt, dtype, num_stages)
     about = asked["collective"], asked["comm_m"], asked["comm_n"], asked["world"]
     nbytes = place.machine.rate(dtype)[1] if comm_dtype_bytes is None else comm_dtype_bytes
-    cb = cb or usual_comm_block(KNOWN.get(place.machine.name), about[0], about[3])
+    cb = cb or _comm_block(place, asked["collective"], asked["world"])
     comm = comm_full_ms(*about, cb=cb, dtype_bytes=nbytes, machine=place.machine, units=place.units,
                         link_gbps=link_gbps)  # fmt: skip
     items = n_comm_tiles(*about, cb=cb)

@@ -178,7 +178,7 @@ def run_hbm_buffer(
         with launch.compiling(ctx) as kept:
             _issue(ctx, call, call.in_graphs, workspace, *tensors, members)
         for one in kept:
-            _ = one.compile().run
+            launch.load_kernel(one.compile())
         call.ready_for_graphs = True
 
 

@@ -538,9 +538,10 @@ def staged(
     """A configuration with a staging buffer: ``tiles``, or tiles that fit the problem, and how shards are brought."""
     how = bringing or usual_bringing(problem)
     if tiles is None:
-        wide, tiles = wide_tiles(ctx, problem), staged_tiles(ctx, problem, algorithm)
-        if bringing is None and tiles != wide:
-            how = replace(how, flag_bytes=_NARROWER_FLAG_BYTES)
+        tiles = wide_tiles(ctx, problem)
+        if _few(ctx, problem, tiles, algorithm):
+            tiles = replace(tiles, **_NARROWER)
+            how = bringing or replace(how, flag_bytes=_NARROWER_FLAG_BYTES)
     programs = tiles.num_sms or ctx.get_cu_count()
     rows = problem.M // (problem.world_size if problem.gather_dim == 0 else 1)
     tiles_m, tiles_n = -(-rows // tiles.block_size_m), -(-problem.N // tiles.block_size_n)

@@ -61,6 +61,11 @@ class Launch:
         return self.kernel.warmup(*self.args, grid=self.grid, **self.options)
 
 
+def load_kernel(kernel: Any) -> None:
+    """Load a compiled kernel on the device. What takes too many registers or the like fails in that."""
+    _ = kernel.run  # its handle is there then
+
+
 class _StandIn:
     """What the compiler wants to know of a tensor: dtype, alignment, and on AMD how far offsets go."""
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.errors import CaptureError, RankLost, RankMismatch, SimulationError, UnsupportedError, WaitTimeout
-from iris.runtime.launch import Launch, compiling
+from iris.runtime.launch import Launch, compiling, load_kernel
 from iris.runtime.links import link_of
 from iris.runtime.timing import GpuTimer
 from iris.tuning.query import Entry, Query, config_key
@@ -302,8 +302,8 @@ def compile_all(launches: Sequence[Launch], shared_memory_bytes: int, load: bool
             shared = kernels[i].metadata.shared
             if shared > shared_memory_bytes:
                 raise UnsupportedError(f"needs {shared} bytes of shared memory, the device has {shared_memory_bytes}")
-            if load:  # its handle is there then; what takes too many registers or the like fails in that
-                _ = kernels[i].run
+            if load:
+                load_kernel(kernels[i])
 
         for step in (start, finish):
             for i in range(len(launches)):

@@ -12,7 +12,7 @@ Tests of kernels (:data:`KERNELS`) run in the simulator under all checks, in an 
 and those of 2 ranks also as processes; the others run as processes. ``--runtime`` runs all in one way. With
 ``-m gpu --runtime gpu`` or ``loopback`` ranks run on GPUs: every test that uses ``ranks`` then has the marker ``gpu``.
 ``@pytest.mark.parametrize("world", ...)`` on a test replaces the worlds, ``@pytest.mark.processes(why)`` keeps it from
-the runtimes whose ranks are coroutines.
+the runtimes whose ranks are coroutines, ``@pytest.mark.interpreted(why)`` from those that compile kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import tempfile
 import zlib
 from collections import OrderedDict
 
@@ -32,6 +33,7 @@ _PROCESS_WORLDS = (2,)
 _POOLS_KEPT = 2
 # Below the time limit of a test, so that a body that hangs is reported by its pool, with every rank's stack.
 _BODY_SECONDS = 90.0
+COMPILED = ("gpu", "loopback")
 _left_out = pytest.StashKey[str]()
 
 
@@ -60,12 +62,31 @@ def pytest_configure(config):
     # that tests start settle by themselves.
     before = os.environ.get("IRIS_RUNTIME")
     os.environ["IRIS_RUNTIME"] = {"loopback": "gpu"}.get(config.option.runtime, config.option.runtime)
+    if config.option.runtime in COMPILED:
+        _keep_to_themselves(config)
+    if config.option.runtime == "loopback":
+        _prepare_cuda()
     import iris  # noqa: F401
 
     if before is None:
         del os.environ["IRIS_RUNTIME"]
     else:
         os.environ["IRIS_RUNTIME"] = before
+
+
+def _keep_to_themselves(config):
+    """Contexts on GPUs know what the user has tuned, and tests tune: they have a cache of their own."""
+    place = tempfile.TemporaryDirectory(prefix="iris-tests-")
+    os.environ["IRIS_CACHE_DIR"] = place.name
+    config.add_cleanup(place.cleanup)
+
+
+def _prepare_cuda():
+    """What :mod:`iris.sim.loopback` sets before CUDA starts; here a test without ranks may start it."""
+    from iris.sim.loopback import CUDA_SETTINGS
+
+    for name, value in CUDA_SETTINGS.items():
+        os.environ.setdefault(name, value)
 
 
 def pytest_generate_tests(metafunc):
@@ -88,10 +109,13 @@ def pytest_runtest_setup(item):
     runtime = item.config.option.runtime
     if mark and runtime in ("sim", "loopback"):
         pytest.skip(f"not with --runtime {runtime}: {mark.args[0]}")
+    mark = item.get_closest_marker("interpreted")
+    if mark and runtime in COMPILED:
+        pytest.skip(f"not with --runtime {runtime}: {mark.args[0]}")
 
 
 def pytest_itemcollected(item):
-    if item.config.option.runtime in ("gpu", "loopback") and "ranks" in getattr(item, "fixturenames", ()):
+    if item.config.option.runtime in COMPILED and "ranks" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.gpu)
 
 

@@ -80,6 +80,8 @@ def body_dtypes(ctx, variant):
         if variant == "torch" and dtype in (*FP8, torch.int16):
             continue  # test_what_torch_refuses has these
         inputs = inputs_of(ctx, (3, 13), dtype, seed)
+        if variant == "torch" and dtype.is_floating_point:
+            inputs = [value.remainder(64) for value in inputs]  # PyTorch's library may round every sum: all are exact
         inp, out = Buffer(ctx, (3, 13), dtype).set(inputs[ctx.get_rank()]), Buffer(ctx, (3, 13), dtype)
         ctx.ccl.all_reduce(out.tensor, inp.tensor, config=config(variant, comm_sms=1))
         ctx.synchronize()

@@ -143,6 +143,7 @@ def body_untuned(ctx, operation):
     return reason, call(ctx, operation, out, inp).plan.reason
 
 
+@pytest.mark.interpreted("where kernels are compiled such calls are tuned")
 @pytest.mark.parametrize("operation", ["all_reduce", "broadcast", *map(slow, ("all_gather", "all_to_all"))])
 @pytest.mark.parametrize("world", [2])
 def test_under_the_interpreter_nothing_is_tuned_and_the_plan_says_so(ranks, world, operation):

@@ -158,6 +158,7 @@ def body_untuned(ctx, operation):
     return plan.reason, plan.source, call(ctx, operation, args).plan.reason
 
 
+@pytest.mark.interpreted("where kernels are compiled such calls are tuned")
 @some_operations
 @pytest.mark.parametrize("world", [2])
 def test_under_the_interpreter_nothing_is_tuned_and_the_plan_says_so(ranks, world, operation):

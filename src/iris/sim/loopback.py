@@ -12,6 +12,7 @@ the ranks in an order in which that does no harm.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from iris.device import link
 from iris.errors import DeadlockError, RuntimeConflict
+from iris.runtime.logs import logger
 from iris.runtime.reports import DeadlockReport
 from iris.runtime.world import World
 from iris.sim import pacing
@@ -31,9 +33,12 @@ from iris.sim.first_launches import FirstLaunches
 from iris.sim.rank_state import CudaStreams, RandomState
 
 # Streams beyond the number of hardware queues run one after another, and a kernel that waits would hold up its peer.
-_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+_QUEUES, _LOADING = "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"
 _WANTED_QUEUES = 32
 _DEFAULT_QUEUES = 8
+# What CUDA must find in the environment when it starts.
+CUDA_SETTINGS = {_QUEUES: str(_WANTED_QUEUES), _LOADING: "EAGER"}
+_LAZY = 2  # CUmoduleLoadingMode
 
 _HOST_FUNCTIONS = frozenset(
     {"cpu", "tolist", "numpy", "item", "to", "copy_", "equal", "allclose", "nonzero", "is_nonzero", "unique"}
@@ -194,14 +199,31 @@ def share_gpu(
 def _provide_queues(ranks: int) -> None:
     wanted = 2 * ranks + 1
     if not torch.cuda.is_initialized():
-        os.environ.setdefault(_QUEUES, str(_WANTED_QUEUES))
-        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        for name, value in CUDA_SETTINGS.items():
+            os.environ.setdefault(name, value)
+    elif _loads_lazily():
+        logger.warning(
+            "CUDA was started without %s=EAGER, so it loads a kernel of PyTorch when that is first used, and waits for "
+            "kernels that run before it does: a rank may wait there for the one that waits for it, until the time limit. "
+            "Start Python with %s", _LOADING, " ".join(f"{name}={value}" for name, value in CUDA_SETTINGS.items()),
+        )  # fmt: skip
     queues = int(os.environ.get(_QUEUES, _DEFAULT_QUEUES))
     if queues < min(wanted, _WANTED_QUEUES):
         raise RuntimeConflict(
             f"{ranks} ranks on one GPU need about {wanted} hardware queues, but {_QUEUES} gives {queues} and the GPU "
             f"is already in use. Start Python with {_QUEUES}={_WANTED_QUEUES}"
         )
+
+
+@cache
+def _loads_lazily() -> bool:
+    """Whether CUDA, which runs, loads kernels when they are first used."""
+    mode = ctypes.c_int()
+    try:
+        known = ctypes.CDLL("libcuda.so.1").cuModuleGetLoadingMode(ctypes.byref(mode)) == 0
+    except (OSError, AttributeError):  # another platform, or a driver from before there was a choice
+        return False
+    return known and mode.value == _LAZY
 
 
 def _give_back() -> None:

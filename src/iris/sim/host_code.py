@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch._C._dynamo import eval_frame
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -139,8 +141,21 @@ class HostOperations(TorchDispatchMode):
         super().__init__()
         self._watcher = watcher
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # PyTorch would import torch.compile with the first operation, which takes a second, to keep this out of graphs.
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        # Nothing can be compiled before torch.compile is imported.
+        tell = self._tell_past_graphs if "torch._dynamo" in sys.modules else self._tell
+        return tell(func, args, kwargs or {})
+
+    @torch._disable_dynamo
+    def _tell_past_graphs(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        return self._tell(func, args, kwargs)
+
+    def _tell(self, func: Any, args: tuple, kwargs: dict) -> Any:
         world = self._watcher.world
         if world.host is None or world.current is not None:
             return func(*args, **kwargs)
@@ -237,6 +252,12 @@ class HostOperations(TorchDispatchMode):
                 watcher.checker.plain(actor, region, entries, True, doing)
         if written:
             watcher.world.wake_all()
+
+
+eval_frame.set_code_exec_strategy(
+    HostOperations.__torch_dispatch__.__code__,
+    eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT),
+)
 
 
 def _chosen(name: str, tensor: Any, args: tuple, kwargs: dict) -> np.ndarray | None:

@@ -2,17 +2,18 @@
 
 Where host code would wait for the GPU it lets the other ranks go on instead, because what its kernels wait for may be a
 kernel that another rank has yet to launch. That covers the waits of contexts, ``torch.cuda.synchronize``,
-``Stream.synchronize``, ``Event.synchronize`` and the functions that read a tensor on the host
-(:data:`_HOST_FUNCTIONS`). A PyTorch operation that waits for the GPU out of sight of Python still blocks every rank.
+``Stream.synchronize``, ``Event.synchronize``, the functions that read a tensor on the host (:data:`_HOST_FUNCTIONS`),
+and launches that would find no place in CUDA's queues (:mod:`iris.sim.backlog`). A PyTorch operation that waits for the
+GPU out of sight of Python still blocks every rank.
 
 CUDA loads a kernel when it is launched for the first time, and loads nothing while another kernel runs (seen on an
 H200, also with CUDA_MODULE_LOADING=EAGER, which does spare PyTorch's own kernels): :mod:`iris.sim.first_launches` keeps
-the ranks in an order in which that does no harm.
+the ranks in an order in which that does no harm. Nor does it make room for spilled registers while a kernel runs, so
+that is made when a kernel is loaded (:mod:`iris.sim.driver`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +26,12 @@ from torch.overrides import TorchFunctionMode
 
 from iris.device import link
 from iris.errors import DeadlockError, RuntimeConflict
+from iris.runtime import launch
 from iris.runtime.logs import logger
 from iris.runtime.reports import DeadlockReport
 from iris.runtime.world import World
-from iris.sim import pacing
+from iris.sim import driver, pacing
+from iris.sim.backlog import Backlog
 from iris.sim.first_launches import FirstLaunches
 from iris.sim.rank_state import CudaStreams, RandomState
 
@@ -36,9 +39,9 @@ from iris.sim.rank_state import CudaStreams, RandomState
 _QUEUES, _LOADING = "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"
 _WANTED_QUEUES = 32
 _DEFAULT_QUEUES = 8
+_OF_A_GRAPH = 4  # operations that a replay counts as
 # What CUDA must find in the environment when it starts.
 CUDA_SETTINGS = {_QUEUES: str(_WANTED_QUEUES), _LOADING: "EAGER"}
-_LAZY = 2  # CUmoduleLoadingMode
 
 _HOST_FUNCTIONS = frozenset(
     {"cpu", "tolist", "numpy", "item", "to", "copy_", "equal", "allclose", "nonzero", "is_nonzero", "unique"}
@@ -70,6 +73,11 @@ class Gpu:
         # Kept as long as the world: with torch 2.11 a weak set of them gave an event for a stream, and processes
         # crashed in garbage collection.
         self._streams: list[set[Any]] = [set() for _ in range(world.size)]
+        self.backlog = Backlog(world, self._mark)
+
+    def _mark(self) -> Any:
+        capturing = torch.cuda.is_current_stream_capturing()
+        return None if capturing else torch.cuda.current_stream(self.index).record_event()
 
     def new_stream(self, rank: int) -> torch.cuda.Stream:
         """A further stream of a rank."""
@@ -159,15 +167,19 @@ def _places_alone(index: Any) -> bool:
 
 
 class _HostReads(TorchFunctionMode):
-    """Waits for the current stream before a function hands values of a GPU tensor to the host."""
+    """Waits for the current stream before a function hands values of a GPU tensor to the host, and counts what is
+    issued."""
 
     def __init__(self, gpu: Gpu):
         super().__init__()
         self._gpu = gpu
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if self._gpu.world.host is not None and waits_for_stream(getattr(func, "__name__", ""), args):
-            self._gpu.wait_for_stream()
+        name = getattr(func, "__name__", "")
+        if self._gpu.world.host is not None and name != "__get__":  # attributes
+            self._gpu.backlog.issued()
+            if waits_for_stream(name, args):
+                self._gpu.wait_for_stream()
         return func(*args, **(kwargs or {}))
 
 
@@ -192,6 +204,7 @@ def share_gpu(
     # launch, until their time is up. Every capture of a graph begins with that.
     _replace(stack, torch.cuda, "empty_cache", lambda: empty_cache() if gpu.idle() else None)
     _hold_first_launches(stack, world, gpu)
+    _count_launches(stack, gpu)
     stack.enter_context(_HostReads(gpu))
     return gpu.carry
 
@@ -201,11 +214,11 @@ def _provide_queues(ranks: int) -> None:
     if not torch.cuda.is_initialized():
         for name, value in CUDA_SETTINGS.items():
             os.environ.setdefault(name, value)
-    elif _loads_lazily():
+    elif driver.loads_lazily():
         logger.warning(
             "CUDA was started without %s=EAGER, so it loads a kernel of PyTorch when that is first used, and waits for "
-            "kernels that run before it does: a rank may wait there for the one that waits for it, until the time limit. "
-            "Start Python with %s", _LOADING, " ".join(f"{name}={value}" for name, value in CUDA_SETTINGS.items()),
+            "the kernels that run then: a rank may wait there for one that waits for it, until the time limit. Start "
+            "Python with %s", _LOADING, " ".join(f"{name}={value}" for name, value in CUDA_SETTINGS.items()),
         )  # fmt: skip
     queues = int(os.environ.get(_QUEUES, _DEFAULT_QUEUES))
     if queues < min(wanted, _WANTED_QUEUES):
@@ -213,17 +226,6 @@ def _provide_queues(ranks: int) -> None:
             f"{ranks} ranks on one GPU need about {wanted} hardware queues, but {_QUEUES} gives {queues} and the GPU "
             f"is already in use. Start Python with {_QUEUES}={_WANTED_QUEUES}"
         )
-
-
-@cache
-def _loads_lazily() -> bool:
-    """Whether CUDA, which runs, loads kernels when they are first used."""
-    mode = ctypes.c_int()
-    try:
-        known = ctypes.CDLL("libcuda.so.1").cuModuleGetLoadingMode(ctypes.byref(mode)) == 0
-    except (OSError, AttributeError):  # another platform, or a driver from before there was a choice
-        return False
-    return known and mode.value == _LAZY
 
 
 def _give_back() -> None:
@@ -254,23 +256,52 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Callable[..., Any])
 def _hold_first_launches(stack: ExitStack, world: World, gpu: Gpu) -> None:
     from triton.runtime.jit import JITFunction
 
-    launch = JITFunction.run
+    run = JITFunction.run
     known: list[set[Any]] = [set() for _ in range(world.size)]
     first = FirstLaunches(world, gpu.idle)
+    spills = driver.Spills()
+    stack.callback(spills.give_back)
+
+    def load(kernel: Any) -> None:
+        if kernel is not None:
+            kernel._init_handles()
+            spills.make_room(kernel)
 
     def load_and_launch(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         rank = world.host.rank if world.host is not None else None
         if warmup or rank is None:
-            return launch(function, *args, grid=grid, warmup=warmup, **kwargs)
+            return run(function, *args, grid=grid, warmup=warmup, **kwargs)
         # All values count, not only what the compiler specializes on: then ranks that call alike meet alike.
         key = (function, tuple(map(_value, args)), tuple((name, _value(v)) for name, v in kwargs.items()))
         if key not in known[rank] and not torch.cuda.is_current_stream_capturing():
-            kernel = launch(function, *args, grid=grid, warmup=True, **kwargs)
-            first.load(lambda: kernel._init_handles() if kernel is not None else None)
+            kernel = run(function, *args, grid=grid, warmup=True, **kwargs)
+            first.load(lambda: load(kernel))
             known[rank].add(key)
-        return launch(function, *args, grid=grid, warmup=False, **kwargs)
+        gpu.backlog.issued()
+        return run(function, *args, grid=grid, warmup=False, **kwargs)
 
     _replace(stack, JITFunction, "run", load_and_launch)
+
+
+def _count_launches(stack: ExitStack, gpu: Gpu) -> None:
+    """Count the launches that neither Triton's own way nor PyTorch's functions see."""
+    again, replay = launch.again, torch.cuda.CUDAGraph.replay
+
+    def counted_again(*args: Any, **meta: Any) -> Callable[..., None]:
+        start = again(*args, **meta)
+
+        def counted(stream: int, *args: Any) -> None:
+            gpu.backlog.issued()
+            start(stream, *args)
+
+        return counted
+
+    def counted_replay(graph: torch.cuda.CUDAGraph) -> None:
+        gpu.backlog.issued(_OF_A_GRAPH)
+        replay(graph)
+
+    _replace(stack, launch, "again", counted_again)
+    _replace(stack, torch.cuda.CUDAGraph, "replay", counted_replay)
 
 
 def _value(argument: Any) -> Any:

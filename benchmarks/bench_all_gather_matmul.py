@@ -4,6 +4,7 @@
     iris run -n 2 benchmarks/bench_all_gather_matmul.py --axis_num_ranks=2 --axis_M=16,128 --axis_gather_dim=0
     iris run --loopback --link-gbps 370 -n 8 benchmarks/bench_all_gather_matmul.py --axis_num_ranks=8 --alone
     iris run --loopback --link-gbps 48 --link-per-peer -n 8 benchmarks/bench_all_gather_matmul.py --alone --regression
+    python benchmarks/bench_all_gather_matmul.py --shapes=mi300x --benchmark_filter=8_ranks --n_warmup=1 --n_repeat=5
 
 Rows: ``torch`` gathers and multiplies with PyTorch, ``torch_fused`` is PyTorch's operation over symmetric memory, and
 ``matmul``, ``own matmul`` (the library's kernel with one rank) and ``gather`` are the two parts alone. The rest are
@@ -27,6 +28,7 @@ from pathlib import Path
 import torch
 from _all_gather_matmul import GATHER, Operands, Shape, way
 from _all_gather_matmul_alone import Alone
+from _published import MACHINES, shapes, shown
 from _ways import AUTO, MATMUL, OWN_MATMUL, TORCH, TORCH_FUSED, Refused, hand_over, host_microseconds, shared
 
 from iris import bench
@@ -36,7 +38,22 @@ ROLES = {TORCH: "communication+compute", MATMUL: "compute", OWN_MATMUL: "compute
 STAGED = ["hbm_buffer", "copy_engine", AUTO]
 COUNTED = ("pull", "hbm_buffer")  # whose host time is that of a launch, which can be left out
 
+
+def chosen(text: str) -> list[str]:
+    names = [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in MACHINES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not known; possible: {', '.join(MACHINES)}")
+    return names
+
+
 OWN = argparse.ArgumentParser(add_help=False)
+OWN.add_argument(
+    "--shapes",
+    type=chosen,
+    default=[],
+    help=f"those of the package's table of a machine instead, a list: {', '.join(MACHINES)}",
+)
 OWN.add_argument(
     "--alone",
     action="store_true",
@@ -65,23 +82,30 @@ def all_gather_matmul(state, ctx):
     measure(state, ctx, Shape(*(state[name] for name in ("M", "N", "K", "dtype", "gather_dim"))))
 
 
-def declare_regression():
+def declare_published(name, published):
     """A benchmark for each number of ranks that has published shapes."""
-    published = json.loads(REGRESSION.read_text())["shapes"]
     for num_ranks in sorted({entry["num_ranks"] for entry in published}):
-        shapes = {f"{e['M']}x{e['N']}x{e['K']}": e for e in published if e["num_ranks"] == num_ranks}
+        known = {shown(entry): entry for entry in published if entry["num_ranks"] == num_ranks}
 
-        def regression(state, ctx, shapes=shapes):
+        def benchmark(state, ctx, known=known):
             """Published shapes, MxNxK, A sharded along K."""
-            entry = shapes[state["shape"]]
-            for name in ("speedup", "tflops"):
-                state.add_counter(f"published {name}", entry[name] if entry[name] is not None else "-")
-            measure(state, ctx, Shape(entry["M"], entry["N"], entry["K"], state["dtype"], 1))
+            entry = known.get(state["shape"], {})
+            for figure in ("speedup", "tflops"):
+                state.add_counter(f"published {figure}", entry[figure] if entry.get(figure) is not None else "-")
+            M, N, K = map(int, state["shape"].split("x"))
+            measure(state, ctx, Shape(M, N, K, state["dtype"], state["gather_dim"]))
 
-        regression.__name__ = regression.__qualname__ = f"regression_{num_ranks}_ranks"
-        for axis in (compared(STAGED), bench.axis("dtype", [torch.float16]), bench.axis("shape", list(shapes))):
-            regression = axis(regression)
-        bench.register(bench.axis("num_ranks", [num_ranks])(regression))
+        benchmark.__name__ = benchmark.__qualname__ = f"{name}_{num_ranks}_ranks"
+        axes = (
+            compared(STAGED),
+            bench.axis("gather_dim", [1]),
+            bench.axis("dtype", [torch.float16]),
+            bench.axis("shape", list(known)),
+            bench.axis("num_ranks", [num_ranks]),
+        )
+        for axis in axes:
+            benchmark = axis(benchmark)
+        bench.register(benchmark)
 
 
 def measure(state, ctx, shape):
@@ -120,12 +144,14 @@ def measure(state, ctx, shape):
 
 def main():
     given = OWN.parse_known_args()[0]
-    words = []
     if given.alone:
         os.environ["IRIS_CHECK"] = "off"  # the ranks do not make the same calls
+    published = {machine: shapes(machine) for machine in given.shapes}
     if given.regression:
-        declare_regression()
-        words = ["--benchmark_filter=^regression"]
+        published["regression"] = json.loads(REGRESSION.read_text())["shapes"]
+    for name, entries in published.items():
+        declare_published(name, entries)
+    words = [f"--benchmark_filter=^({'|'.join(published)})_"] if published else []
     bench.main([*words, *sys.argv[1:]], parser=OWN)
 
 

@@ -135,8 +135,10 @@ def test_problems_that_do_not_fit_are_named(helpers, monkeypatch):
 
 
 def test_the_published_shapes_are_a_benchmark_of_their_own(own_script):
-    listed = own_script(SCRIPT)("--regression", "--benchmark_list").stdout
+    listed = own_script(SCRIPT)("--regression", "--shapes=mi300x", "--benchmark_list").stdout
     assert [line.split(":")[0] for line in listed.splitlines() if not line.startswith(" ")] == [
-        f"regression_{num_ranks}_ranks" for num_ranks in (2, 4, 8)
+        f"{name}_{num_ranks}_ranks" for name in ("mi300x", "regression") for num_ranks in (2, 4, 8)
     ]
-    assert "8192x8192x262144" in listed
+    shapes = [line.split(":")[1].split(",") for line in listed.splitlines() if line.startswith("  shape:")]
+    assert list(map(len, shapes)) == [7, 9, 12, 1, 1, 7]
+    assert all(" 8192x8192x262144" in own for own in (*shapes[:4], shapes[5]))

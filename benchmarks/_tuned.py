@@ -65,8 +65,7 @@ def variations(ctx: Any, operation: str, shape: Any, asked: list[int] | None = N
     """
     world = ctx.get_num_ranks()
     if operation == "all_gather_matmul":
-        dtypes = (shape.dtype,) * 3
-        problem = Problem(shape.M, shape.N, shape.K, *dtypes, world, shape.gather_dim, None, "NN")
+        problem = _gathered(ctx, shape)
         chosen = STAGED_CHANGES if asked is None else [STAGED_CHANGES[number] for number in asked]
         configs = [varied(ctx, problem, changes) for changes in chosen]
         found = [("hbm_buffer", config) for config in configs if config is not None]
@@ -87,6 +86,18 @@ def variations(ctx: Any, operation: str, shape: Any, asked: list[int] | None = N
     return [one for place, one in enumerate(found) if one not in found[:place]]
 
 
+def copies(ctx: Any, shape: Any) -> list[tuple[str, HbmBufferConfig]]:
+    """Configurations of all_gather_matmul whose shards the copy engines bring; for ranks with GPUs of their own."""
+    found = [varied(ctx, _gathered(ctx, shape), changes, "copy_engine") for changes in COPIED_CHANGES]
+    configs = [config for config in found if config is not None]
+    return [("copy_engine", config) for config in dict.fromkeys(configs)]
+
+
+def _gathered(ctx: Any, shape: Any) -> Problem:
+    dtypes = (shape.dtype,) * 3
+    return Problem(shape.M, shape.N, shape.K, *dtypes, ctx.get_num_ranks(), shape.gather_dim, None, "NN")
+
+
 _TILE = ("block_size_m", "block_size_n", "block_size_k", "num_stages", "num_warps")
 # One thing at a time: fields of the tiles, and of iris.ops.choice.Bringing.
 STAGED_CHANGES: tuple[dict[str, Any], ...] = (
@@ -102,6 +113,8 @@ STAGED_CHANGES: tuple[dict[str, Any], ...] = (
     {"stage": 0.5, "flag_bytes": 64 << 10},
     {"stage": 0.25, "flag_bytes": 64 << 10},
 )
+# No programs fetch then.
+COPIED_CHANGES: tuple[dict[str, Any], ...] = ({}, {"stage": 0.5}, {"stage": 0.25}, {"flag_bytes": 128 << 10})
 REDUCED_CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"group_size_m": 16},
@@ -111,14 +124,16 @@ REDUCED_CHANGES: tuple[dict[str, Any], ...] = (
 )
 
 
-def varied(ctx: Any, problem: Problem, changes: dict[str, Any]) -> HbmBufferConfig | None:
+def varied(
+    ctx: Any, problem: Problem, changes: dict[str, Any], algorithm: str = "hbm_buffer"
+) -> HbmBufferConfig | None:
     """The library's configuration with a staging buffer and wide tiles, changed; None where that does not fit."""
     bringing = {field.name: changes[field.name] for field in fields(Bringing) if field.name in changes}
     usual = wide_tiles(ctx, problem)
     tiles = replace(usual, **{name: value for name, value in changes.items() if name not in bringing})
     if not fits(ctx, tiles, problem.a_dtype.itemsize):
         return None
-    return staged(ctx, problem, None, tiles, Bringing(**bringing))
+    return staged(ctx, problem, algorithm, tiles, Bringing(**bringing))
 
 
 def fits(ctx: Any, config: FusedConfig, itemsize: int) -> bool:

@@ -6,8 +6,9 @@
 
 Each combination is a layer of a model as tensor parallelism splits it over the ranks, or the sweep over M with N=3584
 and K=8192. The candidates are PyTorch's operations one after the other, the library's choice as it is without tables,
-and that choice with one thing changed. A candidate's name is its configuration, so that ``derive_tuned.py`` can read
-it. ``--alone`` is for ranks in one process: rank 0 works with the whole card, over an imitated link.
+and that choice with one thing changed; where ranks are processes, copies too. A candidate's name is its
+configuration, so that ``derive_tuned.py`` can read it. ``--alone`` is for ranks in one process: rank 0 works with the
+whole card, over an imitated link. ``--small`` tries it without GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from _matmul_reduce import Operands as ReduceOperands
 from _matmul_reduce import Shape as ReduceShape
 from _matmul_reduce import way as reduce_way
 from _matmul_reduce_alone import Alone as ReduceAlone
-from _tuned import GATHERED, REDUCED, name_of, variations
+from _tuned import GATHERED, REDUCED, copies, name_of, variations
 from _ways import MATMUL, TORCH, Refused, Way, shared, whole_card
 
 from iris import bench
@@ -37,6 +38,8 @@ OWN.add_argument(
     help="of all_gather_matmul, by their place in _tuned.STAGED_CHANGES; all by default",
 )
 OWN.add_argument("--alone", action="store_true", help="time rank 0 alone, with the whole card (iris run --loopback)")
+OWN.add_argument("--small", action="store_true", help="tiny problems of all_gather_matmul, to try it")
+SMALL = (32, 40, 96)  # M, N, K
 _PEERS_STAND_IN = (
     "Rank 0 alone is timed, with all compute units of the card; the others stand in. PyTorch's operations copy within "
     "the card while the link, if one is imitated, carries"
@@ -51,10 +54,12 @@ _PEERS_STAND_IN = (
 @bench.axis("dtype", [torch.bfloat16])
 def all_gather_matmul(state, ctx):
     """(M, K) @ (K, N / ranks), A sharded along M (gather_dim 0) or K (1)."""
-    alone, world = OWN.parse_known_args()[0].alone, ctx.get_num_ranks()
-    N, K = GATHERED[state["layer"]].of_rank(world)
-    shape = Shape(state["M"], N, K, state["dtype"], state["gather_dim"])
-    trouble = shape.trouble(ctx, alone)
+    given, world = OWN.parse_known_args()[0], ctx.get_num_ranks()
+    alone, layer = given.alone, GATHERED[state["layer"]]
+    M, N, K = SMALL if given.small else (state["M"], *layer.of_rank(world))
+    shape = Shape(M, N, K, state["dtype"], state["gather_dim"])
+    odd = f"N={layer.size[0]} is no multiple of {world} ranks" if layer.columns and layer.size[0] % world else ""
+    trouble = odd or shape.trouble(ctx, alone)
     if trouble:
         state.skip(trouble)
     if alone:
@@ -66,7 +71,7 @@ def all_gather_matmul(state, ctx):
         state.add_note(_PEERS_STAND_IN)
     else:
         operands = shared(ctx, shape, lambda: Operands(ctx, shape))
-        candidates = variations(ctx, "all_gather_matmul", shape, _asked())
+        candidates = [*variations(ctx, "all_gather_matmul", shape, _asked()), *copies(ctx, shape)]
         measure(state, lambda algorithm, config: way(ctx, operands, algorithm, config), candidates)
 
 

@@ -4,6 +4,7 @@
     python benchmarks/report_concurrent.py --out concurrent.md
     python benchmarks/report_concurrent.py --cases concurrent_mi300x     # every case
     python benchmarks/report_concurrent.py my_corpus.json                # another corpus than the shipped ones
+    python benchmarks/report_concurrent.py my_corpus.json --json losses.json      # what tuning loses in each case
 
 Read are the corpora ``benchmarks/data/concurrent_*.json``, whose form is in iris/concurrent/tuning_data/SCHEMA.md. Of
 each case the grid is ranked without its times, and the best of the first 1, 4 and 8 points is compared with the best.
@@ -12,6 +13,7 @@ each case the grid is ranked without its times, and the best of the first 1, 4 a
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -180,6 +182,24 @@ def report(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     return "\n".join([*lines, "", *notes])
 
 
+def tuning_losses(corpus: Mapping[str, Any]) -> dict[str, Any]:
+    """For each case what tuning loses to the best of the grid, and what the default does, as shares of the best."""
+    k, found = TIMED[-1], []
+    for case in cases_of(corpus):
+        ranked = by_tuning(case)
+        own = case.default[1]
+        found.append(
+            {
+                "case": case.name,
+                "points": len(case.times),
+                "best_ms": case.best,
+                "tuning": case.loss(ranked, k, tuning=True),
+                "default": None if own is None else own / case.best - 1,
+            }
+        )
+    return {"timed": k, "machine": corpus["machine"], "cases": found}
+
+
 def _loss(losses: Sequence[float]) -> str:
     return f"{statistics.fmean(losses):.1%}, worst {max(losses):.0%}"
 
@@ -215,9 +235,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("corpora", type=Path, nargs="*", help="default: benchmarks/data/concurrent_*.json")
     parser.add_argument("--out", type=Path, help="write the report there as markdown, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what tuning loses in each case there instead")
     parser.add_argument("--cases", metavar="CORPUS", help="every case of one corpus, and the first in rank")
     options = parser.parse_args(argv)
     found = corpora(options.corpora)
+    if options.json is not None:
+        if len(found) != 1:
+            raise ArgumentError(f"--json is for one corpus, and there are {len(found)}: name it")
+        options.json.write_text(json.dumps(tuning_losses(found[0][1]), indent=1) + "\n", encoding="utf-8")
+        return 0
     if options.cases is not None:
         chosen = [corpus for name, corpus in found if name == options.cases]
         if not chosen:

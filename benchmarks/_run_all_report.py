@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import report_concurrent_speed as concurrent
-from _run_all_steps import Step
-from _run_all_tests import outcomes
+from _run_all_steps import GRID_CASES, SEEDS, Step
+from _run_all_tests import outcomes, reasons
 
 SUMMARY, TABLES = "summary.md", "tables.md"
 SPEEDUP, HIDDEN, FROM_M = 1.2, 80.0, 4096
 SMALL_US, SMALL_BYTES = 12.0, 64 << 10
 GATHER_GBPS = 350.0
 NK = (3584, 8192)  # of all_gather_matmul's goals
+# Goals of more than two ranks.
+SPEEDUP_OF_MANY = 1.3
+NOISE = 0.03  # two turns of the same operations differ by as much: what is slower by less is not called slower
+AT_BYTES, AT_US = 8 << 10, 11.0
+SPLIT_LOSS = 0.02
 # Of bench_matmul_reduce.py: a multiplication and a reduction one after the other, and what is not ours or is a part.
 PAIRS = ("torch", "ccl", "torch_one_shot", "torch_two_shot", "torch_reduce_scatter")
 PARTS = ("torch_fused", "auto", "matmul", "own matmul")
 REACHED, MISSED, UNKNOWN = "reached", "missed", "not measured"
-MOST_NAMES = 40
+MOST_NAMES = 100
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,9 @@ class Data:
     def __init__(self, out: Path, steps: Sequence[Step]):
         self.out, self.steps = out, steps
 
-    def _read(self, step: Step) -> Any:
-        path = self.out / step.output
+    def _read(self, step: Step, file: str = "") -> Any:
         try:
-            return json.loads(path.read_text())
+            return json.loads((self.out / (file or step.output)).read_text())
         except (FileNotFoundError, ValueError):  # a step that was ended may have left half a file
             return None
 
@@ -61,10 +66,25 @@ class Data:
         chosen = [step for step in self.steps if step.kind == "collectives"]
         return [row for step in chosen for row in (self._read(step) or {}).get("rows", ())]
 
+    def sweeps(self) -> list[dict[str, Any]]:
+        """Rows of the sweeps of configurations."""
+        return [row for step in self.steps if step.kind == "sweep" for row in self._read(step) or ()]
+
+    def grids(self) -> list[dict[str, Any]]:
+        """What tuning loses in each case of the grids of iris.concurrent."""
+        chosen = [step for step in self.steps if step.kind == "grid"]
+        return [case for step in chosen for case in (self._read(step, step.digest) or {}).get("cases", ())]
+
     def tests(self) -> dict[str, dict[str, str]]:
         """Outcomes by step and test, of steps that have begun."""
-        chosen = [step for step in self.steps if step.kind == "tests" and (self.out / step.output).exists()]
-        return {step.name: outcomes(self.out / step.output) for step in chosen}
+        return {step.name: outcomes(self.out / step.output) for step in self._begun_tests()}
+
+    def reasons(self) -> dict[str, dict[str, str]]:
+        """Why tests failed, by step and test."""
+        return {step.name: reasons(self.out / step.output) for step in self._begun_tests()}
+
+    def _begun_tests(self) -> list[Step]:
+        return [step for step in self.steps if step.kind == "tests" and (self.out / step.output).exists()]
 
     @property
     def interpreted(self) -> bool:
@@ -94,6 +114,8 @@ def problems(rows: Iterable[dict[str, Any]]) -> dict[tuple, dict[str, dict[str, 
     found: dict[tuple, dict[str, dict[str, Any]]] = {}
     for row in rows:
         params = row["params"]
+        if "shape" in params:
+            params = {**params, **dict(zip("MNK", map(int, params["shape"].split("x")), strict=True))}
         if "gather_dim" in params:
             key = tuple(params[name] for name in ("N", "K", "dtype", "gather_dim", "M"))
             found.setdefault(key, {})[params["algorithm"]] = row
@@ -104,8 +126,14 @@ def time_of(ways: dict[str, dict[str, Any]], name: str) -> float | None:
     return ways.get(name, {}).get("gpu_time_ms")
 
 
-def _shown(key: tuple) -> str:
-    return f"M={key[4]} {key[2]} gather_dim={key[3]}"
+def _shown(key: tuple, whole: bool = False) -> str:
+    columns = f" N={key[0]} K={key[1]}" if whole else ""
+    return f"M={key[4]}{columns} {key[2]} gather_dim={key[3]}"
+
+
+def _speedup(ways: dict[str, dict[str, Any]]) -> float | None:
+    """How many times as fast as PyTorch's operations ``auto`` is."""
+    return ways.get("auto", {}).get("speedups", {}).get("torch")
 
 
 def _judged(goal: str, values: dict[str, float | None], reaches: Callable[[float], bool], form: str, low: bool) -> Goal:
@@ -125,16 +153,33 @@ def _judged(goal: str, values: dict[str, float | None], reaches: Callable[[float
     return Goal(goal, text, UNKNOWN if missing else REACHED)
 
 
-def goals(data: Data) -> list[Goal]:
-    """Each goal with what was measured for it."""
-    ways = {
-        _shown(key): own
-        for key, own in problems(data.rows("all_gather_matmul")).items()
-        if key[:2] == NK and key[4] >= FROM_M
-    }
-    rows = data.collectives()
-    auto = [row for row in rows if row["variant"] == "auto"]
-    speedups = {name: own.get("auto", {}).get("speedups", {}).get("torch") for name, own in ways.items()}
+def goals(data: Data, ranks: int) -> list[Goal]:
+    """Each goal for a number of ranks with what was measured for it."""
+    found = _goals_of_two(data) if ranks <= 2 else _goals_of_many(data)
+    if data.interpreted:
+        return [Goal(one.goal, "kernels were interpreted, so times mean nothing", UNKNOWN) for one in found]
+    return found
+
+
+def _large(data: Data) -> dict[str, dict[str, dict[str, Any]]]:
+    """The problems of the sweep over M with as many rows as goals speak of."""
+    found = problems(data.rows("all_gather_matmul"))
+    return {_shown(key): own for key, own in found.items() if key[:2] == NK and key[4] >= FROM_M}
+
+
+def _faster(data: Data, least: float) -> Goal:
+    return _judged(
+        f"all_gather_matmul at least {least} times as fast as NCCL + cuBLAS, M >= {FROM_M}",
+        {name: _speedup(own) for name, own in _large(data).items()},
+        lambda value: value >= least,
+        ".2f",
+        True,
+    )
+
+
+def _goals_of_two(data: Data) -> list[Goal]:
+    ways = _large(data)
+    auto = [row for row in data.collectives() if row["variant"] == "auto"]
     hidden = {name: own.get("auto", {}).get("hidden_pct") for name, own in ways.items()}
     fused = {}
     for name, own in ways.items():
@@ -148,14 +193,8 @@ def goals(data: Data) -> list[Goal]:
     }
     received = {row["bytes"]: gigabytes(row) for row in auto if row["operation"] == "all_gather"}
     largest = {_size(b): received[b] for b in (max(received),)} if received else {}
-    found = [
-        _judged(
-            f"all_gather_matmul at least {SPEEDUP} times as fast as NCCL + cuBLAS, M >= {FROM_M}",
-            speedups,
-            lambda value: value >= SPEEDUP,
-            ".2f",
-            True,
-        ),
+    return [
+        _faster(data, SPEEDUP),
         _judged(
             f"all_gather_matmul hides at least {HIDDEN:.0f} % of the communication, M >= {FROM_M}",
             hidden,
@@ -185,9 +224,57 @@ def goals(data: Data) -> list[Goal]:
             True,
         ),
     ]
-    if data.interpreted:
-        return [Goal(one.goal, "kernels were interpreted, so times mean nothing", UNKNOWN) for one in found]
-    return found
+
+
+def _goals_of_many(data: Data) -> list[Goal]:
+    every = {}
+    for prefix in ("all_gather_matmul", "llama", "seed_shapes"):
+        for key, own in problems(data.rows(prefix)).items():
+            if not _left_out(own):
+                every[_shown(key, whole=True)] = _speedup(own)
+    small = {
+        _size(row["bytes"]): row.get("graph_us")
+        for row in data.collectives()
+        if (row["operation"], row["variant"], row["bytes"]) == ("all_reduce", "auto", AT_BYTES)
+    }
+    return [
+        _faster(data, SPEEDUP_OF_MANY),
+        _judged(
+            f"all_gather_matmul nowhere slower than NCCL + cuBLAS by what is chosen: at least {1 - NOISE:.2f} times as "
+            f"fast, since {100 * NOISE:.0f} % are noise",
+            every,
+            lambda value: value >= 1 - NOISE,
+            ".2f",
+            True,
+        ),
+        _judged(
+            f"all_reduce of {AT_BYTES // 2} elements of bf16 ({_size(AT_BYTES)}) under {AT_US:.0f} us in graphs",
+            small,
+            lambda value: value < AT_US,
+            ".1f",
+            False,
+        ),
+        _split_goal(data.grids()),
+    ]
+
+
+def _split_goal(cases: Sequence[dict[str, Any]]) -> Goal:
+    """Whether the best of few timed splits is near the best of the grid, on average over the cases."""
+    goal = f"iris.concurrent: the best of 8 timed splits within {100 * SPLIT_LOSS:.0f} % of the best on average"
+    if not cases:
+        return Goal(goal, "-", UNKNOWN)
+    lost = {case["case"]: case["tuning"] for case in cases}
+    mean, worst = statistics.fmean(lost.values()), max(lost, key=lost.__getitem__)
+    text = f"{100 * mean:.1f} % over {len(lost)} of {GRID_CASES} cases, at most {100 * lost[worst]:.0f} % ({worst})"
+    if mean > SPLIT_LOSS:
+        return Goal(goal, text, MISSED)
+    return Goal(goal, text, REACHED if len(lost) >= GRID_CASES else UNKNOWN)
+
+
+def _left_out(ways: dict[str, dict[str, Any]]) -> str:
+    """Why a problem was not measured at all; empty when it was, or should have been."""
+    why = {row["skip_reason"] for row in ways.values()}
+    return why.pop() if len(why) == 1 else ""
 
 
 def gigabytes(row: dict[str, Any]) -> float:
@@ -245,6 +332,52 @@ def products_table(rows: Sequence[dict[str, Any]]) -> list[str]:
             time_of(ways, "matmul"),
         ]
         shown.append(line)
+    return _markdown(header, shown) if shown else []
+
+
+def seeds_section(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Shapes that were measured elsewhere: one line a problem, and those that were left out."""
+    found = problems(rows)
+    names = ("torch", "hbm_buffer", "copy_engine", "auto")
+    header = ["M", "N", "K", *(f"{name} ms" for name in names), "auto takes", "x torch", f"x torch on {SEEDS}"]
+    shown, without = [], []
+    for key, ways in found.items():
+        (n, k, _, _, m), why = key, _left_out(ways)
+        if why:
+            without.append(f"- left out: {_shown(key, whole=True)}: {why}")
+            continue
+        counters = ways.get("auto", {}).get("counters", {})
+        line = [m, n, k, *(time_of(ways, name) for name in names), counters.get("takes"), _speedup(ways)]
+        shown.append([*line, counters.get("published speedup")])
+    return [*(_markdown(header, shown) if shown else []), *without, *([""] if without else [])]
+
+
+def sweeps_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Configurations of all_gather_matmul: one line a case, the fastest against the library's own without tables."""
+    header = ["layer", "gather_dim", "M", "tried", "torch ms", "unchanged ms", "best ms", "x torch", "best"]
+    cases: dict[tuple, dict[str, float]] = {}
+    for row in rows:
+        if row["gpu_time_ms"] is not None:
+            key = tuple(row["params"][name] for name in ("layer", "gather_dim", "M"))
+            cases.setdefault(key, {})[row["candidate"]] = row["gpu_time_ms"]
+    shown = []
+    for key, times in cases.items():
+        ours = {name: ms for name, ms in times.items() if name not in ("torch", "matmul")}
+        if not ours:
+            continue
+        best, theirs = min(ours, key=ours.__getitem__), times.get("torch")
+        unchanged = ours.get(next(iter(ours)))
+        shown.append([*key, len(ours), theirs, unchanged, ours[best], theirs and theirs / ours[best], best])
+    return _markdown(header, shown) if shown else []
+
+
+def grids_table(cases: Sequence[dict[str, Any]]) -> list[str]:
+    """Grids of iris.concurrent: what a case takes at best, and how much longer by tuning and without."""
+    header = ["case", "points", "best ms", "8 timed, + %", "default, + %"]
+    shown = [
+        [c["case"], c["points"], c["best_ms"], *(None if c[n] is None else 100 * c[n] for n in ("tuning", "default"))]
+        for c in cases
+    ]
     return _markdown(header, shown) if shown else []
 
 
@@ -343,17 +476,22 @@ def bench_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     return _markdown(header, shown) if shown else []
 
 
-def tests_section(found: dict[str, dict[str, str]]) -> list[str]:
+def tests_section(found: dict[str, dict[str, str]], why: dict[str, dict[str, str]]) -> list[str]:
     header = ["step", "passed", "failed", "skipped", "not ended"]
     shown = []
     for name, tests in found.items():
         counts = counted(tests)
         shown.append([name, *counts.values(), list(tests.values()).count("started")])
     lines = _markdown(header, shown) if shown else ["No test has run.", ""]
-    failed = [test for tests in found.values() for test, outcome in tests.items() if outcome == "failed"]
+    failed = [(name, test, reason) for name, tests in why.items() for test, reason in tests.items()]
     if failed:
-        lines += ["Failed:", "", *(f"- `{test}`" for test in failed[:MOST_NAMES])]
-        lines += [f"- and {len(failed) - MOST_NAMES} more"] * (len(failed) > MOST_NAMES) + [""]
+        lines += ["Failed:", ""]
+        for _, test, reason in failed[:MOST_NAMES]:
+            lines.append(f"- `{test}`: `{reason.replace('`', chr(39))}`")
+        lines += [f"- and {len(failed) - MOST_NAMES} more"] * (len(failed) > MOST_NAMES)
+        steps = dict.fromkeys(name for name, _, _ in failed)
+        where = ", ".join(f"`data/{name}.jsonl` (`reason`), `logs/{name}.log`" for name in steps)
+        lines += ["", f"More of each reason: {where}.", ""]
     return lines
 
 
@@ -388,23 +526,26 @@ def summary(data: Data, state: dict[str, Any], figures: Sequence[str] = ()) -> s
     lines += [
         "## Goals",
         "",
-        *_markdown(["goal", "measured", ""], [[g.goal, g.measured, g.verdict] for g in goals(data)]),
+        *_markdown(["goal", "measured", ""], [[g.goal, g.measured, g.verdict] for g in goals(data, ranks or 2)]),
     ]
     sections = (
         ("Links, GB/s in one direction", links_table(data.rows("links"))),
         ("Round trips of a flag", trips_table(data.rows("round_trip"))),
         ("all_gather_matmul", products_table(data.rows("all_gather_matmul"))),
         ("all_gather_matmul, layers of Llama 70B, N divided by the ranks", products_table(data.rows("llama"))),
+        (f"all_gather_matmul, shapes of {SEEDS}", seeds_section(data.rows("seed_shapes"))),
         ("matmul_all_reduce and matmul_reduce_scatter", sums_table(data.rows("matmul_reduce"))),
         ("A GEMM beside a collective", concurrent_section(data.rows("concurrent"))),
         ("Collectives", collectives_table(data.collectives())),
         ("all_gather, GB/s that a rank receives", gathers_table(data.collectives())),
         ("Copies", bench_table(data.rows("copy"))),
+        ("Splits of a GEMM beside a collective, from 8 timed", grids_table(data.grids())),
+        ("Configurations of all_gather_matmul", sweeps_table(data.sweeps())),
     )
     for title, table in sections:
         if table:
             lines += [f"## {title}", "", *table]
-    lines += ["## Tests on distinct GPUs", "", *tests_section(data.tests())]
+    lines += ["## Tests on distinct GPUs", "", *tests_section(data.tests(), data.reasons())]
     if figures:
         lines += ["## Figures", "", *(f"![{Path(name).stem}]({name})" for name in figures), ""]
     shown = []

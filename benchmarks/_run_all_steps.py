@@ -6,9 +6,11 @@ import importlib.util
 import os
 from dataclasses import dataclass
 
+import _published
+
 ALGORITHMS_SMALL = "torch,hbm_buffer,auto,matmul"
 REDUCE_ALGORITHMS_SMALL = "torch,ccl,auto,matmul"
-SMALL_SIZES, LARGE_SIZES = "4KiB,16KiB,64KiB,256KiB", "1MiB,4MiB,16MiB,64MiB,256MiB"
+SMALL_SIZES, LARGE_SIZES = "4KiB,8KiB,16KiB,64KiB,256KiB", "1MiB,4MiB,16MiB,64MiB,256MiB"
 SOME_SIZES = "4KiB,64KiB,1MiB,16MiB,256MiB"
 FEW_SMS = 16  # of a collective that leaves the others to something else
 # Layers of Llama 70B whose input is gathered, by two: (names, N, K, gather_dim). Each of so many ranks has N divided by
@@ -18,6 +20,14 @@ LLAMA = (
     ("qkv-gate_up", (10240, 57344), (8192,), 0),
     ("attention_out-down", (8192,), (8192, 28672), 1),
 )
+# Of the shapes of this machine's table so many are a step.
+SEEDS, SEEDS_A_STEP = "mi300x", 6
+# Layers whose configurations are swept, with the gather_dim: those of _tuned.GATHERED that the steps above measure.
+SWEPT = (("n3584_k8192", 0), ("n3584_k8192", 1), ("llama_70b_qkv", 0), ("llama_70b_gate_up", 0))
+# The grids of iris.concurrent: products of 512 rows to 8192 cubed, by their places in collect.SHAPES. A grid has more
+# points than tuning times, since of fewer it would always find the best.
+GRID_SHAPES, GRID_COLLECTIVES = (3, 7), ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+GRID_CASES = (GRID_SHAPES[1] - GRID_SHAPES[0]) * len(GRID_COLLECTIVES)
 TESTS = (
     ("tests-gpu", ("tests/gpu",)),
     ("tests-device", ("tests/device", "tests/x")),
@@ -37,9 +47,11 @@ class Step:
         what: in words.
         estimate: seconds; for a resumable one the least that is worth starting it for.
         words: after ``python``; ``{out}`` stands for the folder of results.
-        kind: ``"machine"``, ``"bench"`` (a script of iris.bench), ``"collectives"`` or ``"tests"``.
-        resumable: whether a run that is ended goes on next time.
+        kind: ``"machine"``, ``"bench"`` (a script of iris.bench), ``"collectives"``, ``"sweep"`` (of configurations),
+            ``"grid"`` (of iris.concurrent) or ``"tests"``.
+        resumable: whether a run that is ended goes on next time, with the output that it left.
         impossible: why it cannot be done with this number of ranks; empty when it can.
+        then: a command after it, also when it was ended; it makes of the output what the summary reads.
     """
 
     name: str
@@ -49,11 +61,17 @@ class Step:
     kind: str = "bench"
     resumable: bool = False
     impossible: str = ""
+    then: tuple[str, ...] = ()
 
     @property
     def output(self) -> str:
         """The file it writes, below the folder of results."""
         return f"data/{self.name}.json" if self.kind != "tests" else f"data/{self.name}.jsonl"
+
+    @property
+    def digest(self) -> str:
+        """The file that ``then`` writes, below the folder of results."""
+        return f"data/{self.name}.digest.json"
 
     @property
     def limit(self) -> float:
@@ -72,14 +90,14 @@ def table(ranks: int, small: bool = False) -> list[Step]:
     def run(script, *words):
         return ("-m", "_iris_command", "run", "-n", str(ranks), f"benchmarks/{script}", *words)
 
-    def bench(name, what, estimate, script, *words, tiny=(), impossible=""):
+    def bench(name, what, estimate, script, *words, tiny=(), impossible="", kind="bench"):
         own = run(
             script,
             f"--axis_num_ranks={ranks}",
             f"--benchmark_out={{out}}/data/{name}.json",
             *(tiny if small else words),
         )
-        return Step(name, what, estimate, own, impossible=impossible)
+        return Step(name, what, estimate, own, kind, impossible=impossible)
 
     def links(name, what, estimate, which, *tiny):
         return bench(
@@ -136,6 +154,80 @@ def table(ranks: int, small: bool = False) -> list[Step]:
                 "--n_repeat=1",
             ),
             impossible=f"N={_listed(odd)} is no multiple of {ranks} ranks" if odd else "",
+        )
+
+    def seed_shapes():
+        published = _published.shapes(SEEDS)
+        own = [entry for entry in published if entry["num_ranks"] == ranks]
+        odd = [entry for entry in own if entry["K"] % ranks]
+        shapes = [_published.shown(entry) for entry in own if entry not in odd]
+        impossible = ""
+        if not shapes:
+            known = sorted({entry["num_ranks"] for entry in published})
+            impossible = f"the table of {SEEDS} has shapes for {_listed(known)} ranks, not for {ranks}"
+        what = f"all_gather_matmul, shapes that were measured on {SEEDS} with {ranks} ranks"
+        without = f", without {_listed(map(_published.shown, odd))}, whose K is no multiple of {ranks}" if odd else ""
+        steps = max(1, -(-len(shapes) // SEEDS_A_STEP))
+        for number in range(1, steps + 1):
+            some = shapes[number - 1 :: steps]
+            yield bench(
+                f"seed_shapes-{number}",
+                f"{what}, {len(some)} of {len(shapes)}{without}",
+                90,
+                "bench_all_gather_matmul.py",
+                f"--shapes={SEEDS}",
+                f"--benchmark_filter=^{SEEDS}_{ranks}_ranks$",
+                f"--axis_shape={_listed(some)}",
+                "--skip_algorithm=own matmul",
+                # A call takes up to 0.3 s.
+                "--n_warmup=1",
+                "--n_repeat=5",
+                tiny=(
+                    f"--shapes={SEEDS}",
+                    f"--benchmark_filter=^{SEEDS}_{ranks}_ranks$",
+                    "--axis_shape=32x40x48",
+                    f"--axis_algorithm={ALGORITHMS_SMALL}",
+                    "--n_repeat=1",
+                ),
+                impossible=impossible,
+            )
+
+    def sweep(layer, gather_dim):
+        return bench(
+            f"sweep-{layer}-{gather_dim}",
+            f"configurations of all_gather_matmul, {layer}, gather_dim={gather_dim}, bf16",
+            90,
+            "collect_tuned.py",
+            "--benchmark_filter=all_gather_matmul",
+            f"--axis_layer={layer}",
+            f"--axis_gather_dim={gather_dim}",
+            tiny=(
+                "--benchmark_filter=all_gather_matmul",
+                f"--axis_layer={layer}",
+                f"--axis_gather_dim={gather_dim}",
+                "--axis_M=1024",
+                "--small",
+                "--variations=0",
+                "--n_repeat=1",
+            ),
+            kind="sweep",
+        )
+
+    def grid():
+        name = "concurrent_grid"
+        out = f"{{out}}/data/{name}.json"
+        own = ("-m", "_iris_command", "run", "-n", str(ranks), "-m", "iris.concurrent.tuning_data.collect")
+        own += ("--out", out, "--cases", "{}:{}".format(*GRID_SHAPES), "--collectives", ",".join(GRID_COLLECTIVES))
+        own += ("--budget-s", "1")
+        return Step(
+            name,
+            f"iris.concurrent, grids of splits and tiles of {GRID_CASES} cases",
+            60,
+            own,
+            "grid",
+            resumable=True,
+            impossible="splits are timed on GPUs, and tiny problems have none that matter" if small else "",
+            then=("benchmarks/report_concurrent.py", out, "--json", f"{{out}}/data/{name}.digest.json"),
         )
 
     def matmul_reduce(sizes, estimate, dtypes="fp16", shapes=""):
@@ -216,6 +308,7 @@ def table(ranks: int, small: bool = False) -> list[Step]:
         matmul_reduce("64,256,1024", 65),
         collective("all_reduce", 50, LARGE_SIZES, "-large"),
         *(llama(*layer) for layer in LLAMA),
+        *seed_shapes(),
         all_gather_matmul("8192", 35),
         all_gather_matmul("64,128,256", 50),
         matmul_reduce("4096,16384", 75, "bf16", "llama"),
@@ -231,6 +324,8 @@ def table(ranks: int, small: bool = False) -> list[Step]:
             "bench_copy.py",
             tiny=("--axis_nbytes=16384", "--n_repeat=1"),
         ),
+        grid(),
+        *(sweep(*one) for one in SWEPT),
         *(tests(*group) for group in TESTS),
     ]
     names = [step.name for step in steps]

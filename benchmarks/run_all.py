@@ -48,11 +48,14 @@ RESERVE = 20.0  # seconds of the budget that are kept for ending a step and draw
 GRACE = 12.0  # between asking a step to end and ending it
 MOST_ATTEMPTS = 2  # of a step that does not end by itself
 MOST_CRASHES = 4  # of pytest, after which the tests that have not run are given up
+MOST_FRUITLESS = 3  # attempts, one after the other, that add nothing to what a resumable step has
 LAST_LINES = 15
 _POLL = 0.2
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 FINISHED = ("done", "failed", "skipped")
+CACHE = "tuned"  # folder of what steps tune, each for itself: auto is measured as the package has it
+DIGEST_S = 40.0  # the most that the command after a step takes
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -130,13 +133,15 @@ def select(steps: list[Step], only: str) -> list[Step]:
     return [step for step in steps if not words or any(fnmatch.fnmatch(step.name, word) for word in words)]
 
 
-def environment() -> dict[str, str]:
+def environment(cache: Path | None = None) -> dict[str, str]:
+    """Of what is started. ``cache``: folder of what is tuned there, in place of the user's."""
     own = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         **WITHOUT_MULTICAST,
         "PYTHONPATH": os.pathsep.join(filter(None, own)),
         "PYTHONUNBUFFERED": "1",
+        **({} if cache is None else {"IRIS_CACHE_DIR": str(cache)}),
     }
 
 
@@ -159,7 +164,9 @@ def _signals_leave() -> Iterator[None]:
             signal.signal(signum, before)
 
 
-def execute(words: Sequence[str], log: Path, limit: float, ask: signal.Signals) -> int | None:
+def execute(
+    words: Sequence[str], log: Path, limit: float, ask: signal.Signals, cache: Path | None = None
+) -> int | None:
     """Run a command, its output into a log; its exit code, None when it did not end within ``limit`` seconds.
 
     Args:
@@ -167,6 +174,7 @@ def execute(words: Sequence[str], log: Path, limit: float, ask: signal.Signals) 
         log: added to.
         limit: seconds.
         ask: the signal that it ends at; what is left of it is killed.
+        cache: as of :func:`environment`.
     """
     with log.open("ab") as file:
         file.write(f"$ python {shlex.join(words)}\n".encode())
@@ -174,7 +182,7 @@ def execute(words: Sequence[str], log: Path, limit: float, ask: signal.Signals) 
         process = subprocess.Popen(
             [sys.executable, *words],
             cwd=ROOT,
-            env=environment(),
+            env=environment(cache),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -212,7 +220,7 @@ def verdict(step: Step, out: Path, code: int | None, limit: float) -> str:
         # 5: nothing was left to run.
         return "" if code in (0, 5) else f"exit status {code}"
     if code is None:
-        return f"it did not end within {limit:.0f} s"
+        return "the rest is left for another call" if step.resumable else f"it did not end within {limit:.0f} s"
     if code:
         return f"exit status {code}" if code > 0 else f"ended by signal {-code}"
     return "" if output.exists() else f"it wrote no {step.output}"
@@ -222,30 +230,43 @@ def do(step: Step, out: Path, state: State, left: float) -> None:
     """Run a step with at most ``left`` seconds and record how it went."""
     record, log = state[step.name], out / "logs" / f"{step.name}.log"
     limit = min(step.limit, left)
-    words = [word.replace("{out}", str(out)) for word in step.words]
+    output = out / step.output
+    before = output.read_bytes() if output.exists() else b""
+
+    def completed(words):
+        return [word.replace("{out}", str(out)) for word in words]
+
     if step.kind == "tests":
-        known = outcomes(out / step.output)
+        known = outcomes(output)
         (out / f"data/{step.name}.done.json").write_text(
             json.dumps([test for test, outcome in known.items() if outcome != "started"])
         )
     else:
-        (out / step.output).unlink(missing_ok=True)  # of an attempt that came to nothing
+        if not step.resumable:
+            output.unlink(missing_ok=True)  # of an attempt that came to nothing
         if record["attempts"] == 0:
             log.unlink(missing_ok=True)
     record |= {"state": "running", "attempts": record["attempts"] + 1, "started": time.strftime("%Y-%m-%d %H:%M:%S")}
     record |= {"command": "python " + shlex.join(step.words), "error": "", "last_lines": []}
     state.save()
     begin = time.monotonic()
+    ask = signal.SIGINT if step.kind == "tests" else signal.SIGTERM
     try:
-        code = execute(words, log, limit, signal.SIGINT if step.kind == "tests" else signal.SIGTERM)
+        code = execute(completed(step.words), log, limit, ask, out / CACHE / step.name)
+        after = execute(completed(step.then), log, DIGEST_S, ask) if step.then and output.exists() else 0
     except BaseException:  # this program is ended, which says nothing about the step
         record |= {"state": "waiting", "attempts": record["attempts"] - 1}
         state.save()
         raise
     record["seconds"] = round(record["seconds"] + time.monotonic() - begin, 1)
     error = verdict(step, out, code, limit)
+    if not error and after != 0:
+        error = f"its digest failed: {'it did not end' if after is None else f'exit status {after}'}"
     cut = code is None or (code < 0 and record["attempts"] <= MOST_CRASHES)
-    if cut and step.resumable:
+    # Tests count what never ends themselves.
+    adds = step.kind == "tests" or (output.exists() and output.read_bytes() != before)
+    record["fruitless"] = 0 if adds else record.get("fruitless", 0) + 1
+    if cut and step.resumable and record["fruitless"] < MOST_FRUITLESS:
         record["state"] = "partly"
     elif code is None and limit < step.limit and record["attempts"] < MOST_ATTEMPTS:
         record["state"] = "waiting"  # the budget ended it
@@ -301,7 +322,8 @@ def run(steps: list[Step], out: Path, state: State, deadline: float, write, *, a
             continue
         print(f"[{number}/{len(steps)}] {step.name}: {step.what}, about {step.estimate:.0f} s", flush=True)
         if record["state"] in FINISHED:
-            (out / step.output).unlink(missing_ok=True)
+            for name in (step.output, step.digest):
+                (out / name).unlink(missing_ok=True)
             state.forget(step.name)
             record = state[step.name]
         begin = time.monotonic()
@@ -322,7 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = given.out.absolute()
     if given.fresh and not given.list:
         # What it wrote itself, and nothing else that may be in the folder.
-        for name in ("data", "logs", "figures"):
+        for name in ("data", "logs", "figures", CACHE):
             shutil.rmtree(out / name, ignore_errors=True)
         for name in (STATE, report.SUMMARY, report.TABLES):
             (out / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""run_all.py: its steps, calls that are cut short, steps that fail, what it concludes; and the benchmark of links."""
+"""run_all.py: its steps, calls that are cut short, steps that fail; and the benchmark of links."""
 
 import json
 import os
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from iris.tuning import tables
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
-MODULES = ("run_all", "_run_all_report", "_run_all_steps", "_run_all_tests", "bench_links")
+MODULES = ("run_all", "_run_all_report", "_run_all_steps", "_run_all_tests", "_published", "bench_links")
 IRIS = ("-m", "_iris_command", "run")
 
 
@@ -71,7 +73,7 @@ def test_the_table(ranks, small):
     assert all(one.kind != "tests" for one in steps[: names.index("tests-gpu")])
     for one in steps:
         files = [word for word in one.words if word.startswith(("benchmarks/", "tests/"))]
-        assert files, one
+        assert files or one.kind == "grid", one
         assert all((ROOT / word).exists() for word in files), one
         if one.kind != "tests":
             assert any(word.endswith(one.output) for word in one.words), one
@@ -80,8 +82,12 @@ def test_the_table(ranks, small):
         if one.kind == "bench":
             assert f"--axis_num_ranks={ranks}" in one.words
     impossible = {one.name for one in steps if one.impossible}
-    divided = ("llama-", "matmul_reduce-")
-    assert impossible == ({one.name for one in steps if one.name.startswith(divided)} if ranks == 3 else set())
+    divided = ("llama-", "matmul_reduce-", "seed_shapes-")
+    expected = {one.name for one in steps if one.name.startswith(divided)} if ranks == 3 else set()
+    assert impossible == expected | ({"concurrent_grid"} if small else set())
+    # What is tuned comes after all that is measured.
+    tuned = [one for one in steps if one.kind in ("grid", "sweep")]
+    assert steps[names.index("tests-gpu") - len(tuned) : names.index("tests-gpu")] == tuned
     if not small and ranks == 2:
         (down,) = (one for one in steps if one.name == "llama-attention_out-down")
         assert {"--axis_N=4096", "--axis_K=8192,28672", "--axis_gather_dim=1"} <= set(down.words)
@@ -89,8 +95,52 @@ def test_the_table(ranks, small):
         assert {"--shapes=llama70b", "--axis_M=64,1024", "--axis_dtype=bf16"} <= set(layers.words)
         (gather,) = (one for one in steps if one.name == "all_gather")
         assert gather.words[gather.words.index("--comm_sms") + 1] == "16"
-        # All but the tests fit into little more than two calls of the default budget.
-        assert sum(one.estimate for one in steps if one.kind != "tests") < 2.2 * (540 - 20)
+        # What compares with others fits into two and a half calls of the default budget.
+        assert sum(one.estimate for one in steps if one.kind not in ("tests", "grid", "sweep")) < 2.5 * (540 - 20)
+        # All of it fits into calls.
+        assert max(one.estimate for one in steps) <= 90
+
+
+@pytest.mark.parametrize(("ranks", "steps", "count"), [(2, 2, 7), (4, 2, 9), (8, 2, 12)])
+def test_every_published_shape_of_these_ranks_is_in_one_step(ranks, steps, count):
+    from _run_all_steps import table
+
+    own = [one for one in table(ranks) if one.name.startswith("seed_shapes-")]
+    assert len(own) == steps
+    values = [word.partition("=")[2] for one in own for word in one.words if word.startswith("--axis_shape=")]
+    named = [tuple(map(int, shape.split("x"))) for value in values for shape in value.split(",")]
+    known = {size for case in tables.cases("all_gather_matmul", "mi300x") if case.world == ranks
+             for size in [tuple(n for _, n in case.entry.sizes)]}  # fmt: skip
+    assert len(named) == len(set(named)) == count
+    assert set(named) == known
+
+
+def test_shapes_that_do_not_divide_are_left_out_and_named(monkeypatch):
+    import _run_all_steps as steps
+
+    entry = {"label": "", "M": 64, "N": 32, "num_ranks": 8, "speedup": None, "tflops": None}
+    monkeypatch.setattr(steps._published, "shapes", lambda machine: [{**entry, "K": 96}, {**entry, "K": 100}])
+    (one,) = (one for one in steps.table(8) if one.name.startswith("seed_shapes"))
+    assert "--axis_shape=64x32x96" in one.words
+    assert "1 of 1, without 64x32x100, whose K is no multiple of 8" in one.what
+    (one,) = (one for one in steps.table(5) if one.name.startswith("seed_shapes"))
+    assert one.impossible == "the table of mi300x has shapes for 8 ranks, not for 5"
+
+
+def test_the_step_of_grids_asks_for_what_the_goal_counts():
+    from _run_all_steps import GRID_CASES, table
+
+    from iris.concurrent.tuning_data import collect
+
+    (grid,) = (one for one in table(8) if one.kind == "grid")
+    request = collect.parse(grid.words[grid.words.index("iris.concurrent.tuning_data.collect") + 1 :], 8)
+    assert len(request.cases) == GRID_CASES == 16
+    assert str(request.out).endswith(grid.output)
+    # Of no more points than are timed the best would always be found.
+    assert len(request.shares) * collect._TILES > 2 * 8
+    assert not request.quick
+    assert all((shape.comm_m, shape.N > 0) == (256 * 8, True) for _, shape in request.cases)
+    assert grid.then[-1].endswith(grid.digest)
 
 
 def test_a_failing_step_is_recorded_and_the_rest_goes_on(call, tmp_path, capsys):
@@ -166,6 +216,54 @@ def test_what_a_step_gave_stays_until_it_begins_again(call, tmp_path, capsys):
     # One that begins and fails has nothing of the run before.
     code, records = call([counting("first", tmp_path, "sys.exit(3)"), long[1]], "--only", "first")
     assert (code, records["first"]["state"], output.exists()) == (1, "failed", False)
+
+
+# Adds a case to its output; ended by a signal unless one was there.
+ADDS = """
+out = r"{out}/data/grid.json"
+cases = open(out).read() if os.path.exists(out) else ""
+open(out, "w").write(cases + "case ")
+cases or os.kill(os.getpid(), 9)
+sys.exit(0)
+"""
+
+
+def test_a_resumable_step_goes_on_with_what_it_left(call, tmp_path):
+    digest = "import sys; open(sys.argv[2], 'w').write(open(sys.argv[1]).read().upper())"
+    own = ("-c", digest, "{out}/data/grid.json", "{out}/data/grid.digest.json")
+    grid = step("grid", ADDS, kind="grid", resumable=True, then=own)
+    read = (tmp_path / "out/data/grid.digest.json").read_text
+    code, records = call([grid])
+    assert (code, records["grid"]["state"]) == (0, "partly")
+    # Also of what was ended there is a digest.
+    assert read() == "CASE "
+    assert call([grid])[1]["grid"]["state"] == "done"
+    assert read() == "CASE CASE "
+    # One that is named begins anew.
+    assert call([grid], "--only", "grid")[1]["grid"]["state"] == "partly"
+    assert read() == "CASE "
+    broken = step("grid", ADDS, kind="grid", resumable=True, then=("-c", "raise SystemExit(5)"))
+    code, records = call([broken])
+    assert (code, records["grid"]["state"]) == (1, "failed")
+    assert records["grid"]["error"] == "its digest failed: exit status 5"
+
+
+def test_a_resumable_step_that_adds_nothing_is_given_up(call):
+    grid = step("grid", "os.kill(os.getpid(), 9)", kind="grid", resumable=True)
+    assert [call([grid])[1]["grid"]["state"] for _ in range(3)] == ["partly", "partly", "failed"]
+    # Where something was added in between it is not.
+    one = step("grid", "open(r'{out}/data/grid.json', 'a').write('a case'); os.kill(os.getpid(), 9)", kind="grid",
+               resumable=True)  # fmt: skip
+    order = [grid, grid, one, grid, grid]
+    call([grid], "--fresh")
+    assert [call([each])[1]["grid"]["state"] for each in order[1:]] == ["partly"] * 3 + ["failed"]
+
+
+def test_what_a_step_tunes_is_its_own(call, tmp_path):
+    tells = "print(os.environ['IRIS_CACHE_DIR'])"
+    call([step("one", tells), step("two", tells)])
+    for name in ("one", "two"):
+        assert (tmp_path / f"out/logs/{name}.log").read_text().endswith(f"{tmp_path}/out/tuned/{name}\n")
 
 
 def gone(pid):
@@ -251,7 +349,7 @@ import pytest
 
 def test_passes(): pass
 
-def test_fails(): assert False, "planted"
+def test_fails(): assert False, "planted" + 400 * (chr(10) + "a line")
 
 @pytest.mark.skip(reason="planted")
 def test_skipped(): pass
@@ -284,6 +382,13 @@ def test_tests_go_on_where_they_were_cut(call, tmp_path):
     assert records["tests-gpu"]["state"] == "partly"
     assert records["tests-gpu"]["error"] == "1 of 4 tests failed"
     assert code == 1
+    # Why it failed is known though pytest was ended before it could say so.
+    page = (tmp_path / "out/summary.md").read_text()
+    assert "- `test_planted.py::test_fails`: `AssertionError: planted`\n" in page
+    lines = [json.loads(line) for line in (tmp_path / "out/data/tests-gpu.jsonl").read_text().splitlines()]
+    (reason,) = (line["reason"] for line in lines if "reason" in line)
+    assert reason.endswith(": AssertionError")
+    assert len(reason) == 1500
     code, records = call([tests], "--budget", "60", grace=10)
     assert records["tests-gpu"]["state"] == "failed"
     assert records["tests-gpu"]["error"] == "1 of 6 tests failed"
@@ -291,7 +396,8 @@ def test_tests_go_on_where_they_were_cut(call, tmp_path):
     assert "\n2 passed, 5 deselected" in log, "a test that had ended ran again"
     page = (tmp_path / "out/summary.md").read_text()
     assert "| tests-gpu | 4 | 1 | 1 | 0 |" in page
-    assert "- `test_planted.py::test_fails`" in page
+    assert "- `test_planted.py::test_fails`: `AssertionError: planted`\n" in page
+    assert "More of each reason: `data/tests-gpu.jsonl` (`reason`), `logs/tests-gpu.log`." in page
 
 
 def test_a_test_that_ends_pytest_does_not_keep_the_others_from_running(call, tmp_path):
@@ -306,7 +412,7 @@ def test_a_test_that_ends_pytest_does_not_keep_the_others_from_running(call, tmp
     assert states == ["partly", "partly", "failed"]
     page = (tmp_path / "out/summary.md").read_text()
     assert "| tests-gpu | 1 | 1 | 0 | 0 |" in page
-    assert "- `test_crash.py::test_crashes`" in page
+    assert "- `test_crash.py::test_crashes`: `it was started 2 times and never ended`" in page
 
 
 def test_what_cannot_be_asked_for(call, tmp_path, capsys):
@@ -323,114 +429,6 @@ def test_what_cannot_be_asked_for(call, tmp_path, capsys):
     with pytest.raises(SystemExit):
         call([step("one", "")], "--ranks", "4")
     assert "a run with ranks=2, this one has 4" in capsys.readouterr().err
-
-
-def product(M, dtype, gather_dim, **times):
-    """Rows of all_gather_matmul as the benchmark writes them, given milliseconds by algorithm."""
-    shape = {"num_ranks": 2, "M": M, "N": 3584, "K": 8192, "dtype": dtype, "gather_dim": gather_dim}
-    rows = []
-    for algorithm, ms in times.items():
-        row = {"benchmark": "all_gather_matmul", "params": {**shape, "algorithm": algorithm}, "gpu_time_ms": ms}
-        row |= {"tflops": None if ms is None else 1.0, "skew_pct": 0.0, "bandwidth_gbps": None, "counters": {}}
-        row |= {
-            "speedups": {"torch": times["torch"] / ms} if ms else {},
-            "validated": True,
-            "error": "",
-            "skip_reason": "",
-        }
-        hidden = (times["torch"] - ms) / (times["torch"] - times["matmul"]) * 100 if ms else None
-        row |= {"hidden_pct": hidden, "hidden_of_possible_pct": hidden, "environment": {"clock": "gpu"}}
-        rows.append(row)
-    return rows
-
-
-def collective(operation, nbytes, us, variant="auto", peer=False):
-    row = {"operation": operation, "link": "nvlink", "world": 2, "bytes": nbytes, "name": variant, "variant": variant}
-    return {**row, "peer": peer, "median_us": us, "graph_us": us, "algorithm": "ring", "calls": 2, "sets": 1}
-
-
-def concluded(tmp_path, products, collectives):
-    """The goals of canned files, and the page."""
-    import _run_all_report as report
-    from _run_all_steps import table
-
-    steps = table(2)
-    (tmp_path / "data").mkdir(exist_ok=True)
-    (tmp_path / "data/all_gather_matmul-4096.json").write_text(json.dumps(products))
-    (tmp_path / "data/all_reduce-small.json").write_text(json.dumps({"rows": collectives}))
-    report.write(tmp_path, steps, {"ranks": 2, "steps": {}})
-    page = (tmp_path / "summary.md").read_text()
-    return report.goals(report.Data(tmp_path, steps)), page
-
-
-def test_goals_that_are_reached(tmp_path):
-    times = {"torch": 1.0, "auto": 0.7, "matmul": 0.65, "torch_fused": 0.75}
-    products = product(4096, "float16", 0, **times) + product(16384, "float16", 1, **{**times, "torch_fused": None})
-    # Fewer rows than the goals speak of.
-    products += product(256, "float16", 0, **{**times, "auto": 2.0})
-    sums = [collective("all_reduce", nbytes, us) for nbytes, us in ((4096, 9.0), (65536, 11.5), (1 << 20, 99.0))]
-    # 128 MiB are received in 0.36 ms.
-    sums += [collective("all_gather", nbytes, us) for nbytes, us in ((1 << 28, 360.0), (4096, 50.0))]
-    sums.append(collective("all_gather", 1 << 28, 600.0, "nccl", True))
-    goals, page = concluded(tmp_path, products, sums)
-    assert [goal.verdict for goal in goals] == ["reached"] * 5, goals
-    assert goals[0].measured.startswith("in 2 of 2: 1.43 (M=4096 float16 gather_dim=0)")
-    assert goals[2].measured.startswith("in 1 of 1: 1.07")
-    assert goals[3].measured == "in 2 of 2: 11.5 (64 KiB) to 9.0 (4 KiB)"
-    assert goals[4].measured.startswith("in 1 of 1: 373")
-    assert "| all_gather | 256 MiB | 360 | ring | auto | 360 | nccl | 600 | 1.667 |" in page
-    assert "| 3584 | 8192 | float16 | 0 | 4096 | 1 | 0.75 | 0.7 | - | 1.429 | 1.071 | 85.71 |" in page
-
-
-def summed(benchmark, M, dtype="float16", **times):
-    """Rows of bench_matmul_reduce.py as it writes them, given milliseconds by algorithm; none of one without a time."""
-    rows = product(M, dtype, 0, torch=3.0, matmul=1.0)[:1] * len(times)
-    for i, (algorithm, ms) in enumerate(times.items()):
-        params = {"num_ranks": 2, "M": M, "N": 3584, "K": 8192, "dtype": dtype, "algorithm": algorithm}
-        rows[i] = rows[i] | {"benchmark": benchmark, "params": params, "gpu_time_ms": ms, "hidden_pct": 12.5}
-    return rows
-
-
-def test_sums_and_gathers_in_the_summary(tmp_path):
-    import _run_all_report as report
-    from _run_all_steps import table
-
-    times = {"torch": 3.0, "ccl": 2.5, "torch_one_shot": None, "torch_two_shot": 2.0, "two_shot": 1.6, "one_shot": 4.0}
-    rows = summed("matmul_all_reduce", 64, **times, auto=2.4, matmul=1.5, **{"own matmul": 1.4, "ccl reduction": 0.5})
-    rows += summed("matmul_reduce_scatter_llama70b", 4096, "bfloat16", fused=None, torch_fused=1.25)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/matmul_reduce-4096.json").write_text(json.dumps(rows))
-    gathers = [collective("all_gather", 1 << 28, us, name) for name, us in (("auto", 360.0), ("copy engine", 400.0))]
-    gathers.append(collective("all_gather", 1 << 20, 8.0, "persistent, 16 SMs"))
-    (tmp_path / "data/all_gather.json").write_text(json.dumps({"rows": gathers}))
-    report.write(tmp_path, table(2), {"ranks": 2, "steps": {}})
-    page = (tmp_path / "summary.md").read_text()
-    problem = "| matmul_all_reduce | 3584 | 8192 | float16 | 64 | 3 | torch_two_shot | 2 | - | two_shot | 1.6 |"
-    assert f"{problem} 2.4 | - | 1.25 | 0.8333 | 12.5 | 1 | 1.5 |" in page
-    assert "| matmul_reduce_scatter | 3584 | 8192 | bfloat16 | 4096 | - | - | - | 1.25 | - | - | - |" in page
-    assert "| size | auto | copy engine | persistent, 16 SMs |" in page
-    assert "| 256 MiB | 372.8 | 335.5 | - |" in page
-    assert "| 1 MiB | - | - | 65.54 |" in page
-
-
-def test_goals_that_are_missed_or_not_measured(tmp_path):
-    times = {"torch": 1.0, "auto": 0.9, "matmul": 0.65, "torch_fused": 0.85}
-    good = {"torch": 1.0, "auto": 0.7, "matmul": 0.65, "torch_fused": 0.75}
-    products = product(4096, "float16", 0, **times) + product(8192, "float16", 0, **good)
-    sums = [collective("all_reduce", 65536, 12.0), collective("all_gather", 1 << 28, 400.0)]
-    goals, page = concluded(tmp_path, products, sums)
-    assert [goal.verdict for goal in goals] == ["missed"] * 5, goals
-    assert "in 1 of 2: 1.11 (M=4096 float16 gather_dim=0) to 1.43" in page
-    # A problem without a figure is no success.
-    unknown = product(4096, "float16", 0, **good) + product(8192, "float16", 0, **{**good, "auto": None})
-    goals, _ = concluded(tmp_path, unknown, [])
-    assert [goal.verdict for goal in goals] == ["not measured"] * 5
-    assert "1 have no figure" in goals[0].measured
-    for row in products:
-        row["environment"] = {"clock": "host, interpreted"}
-    goals, page = concluded(tmp_path, products, sums)
-    assert {goal.verdict for goal in goals} == {"not measured"}
-    assert "times mean nothing" in page
 
 
 LINKS = ("--axis_nbytes=4096,70000", "--axis_by=2,copy_engine", "--axis_trips=64", "--n_warmup=0", "--n_repeat=1")

@@ -16,6 +16,7 @@ What the stock interpreter of Triton 3.6 to 3.9 lacks, and what stands here inst
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import sys
 import time
@@ -447,6 +448,8 @@ def install(seed: int = 0) -> None:
     _wrap_arithmetic()
     _wrap_casts()
     _wrap_memory()
+    # With each operation on integers Triton computes whether it overflows, for an assertion that is off and stays off.
+    _builder.options = dataclasses.replace(_builder.options, sanitize_overflow=False)
     stock.FunctionRewriter.ast_transformer = _CountedLoops()
     stock._iris_loop_turn = _loop_turn  # the interpreter copies its own globals into those of a kernel
     stock.GridExecutor.__call__ = _execute

@@ -1,6 +1,7 @@
 """Derives the package's tables and rules of the H200 from what was measured.
 
     python benchmarks/derive_tuned.py --add ag_4.json ag_8.json      # results of collect_tuned.py -> benchmarks/data
+    python benchmarks/derive_tuned.py --into h200_eight.json --add results/data/sweep-*.json   # those of real links
     python benchmarks/derive_tuned.py                                # benchmarks/data -> src/iris/tuning/data, a report
     python benchmarks/derive_tuned.py --check                        # whether what is there is what would be derived
 
@@ -29,7 +30,7 @@ from _tuned import GATHERED, REDUCED, STAGED_CHANGES, of_name, variant_of
 HERE = Path(__file__).parent
 DATA = HERE / "data"
 PACKAGE = HERE.parent / "src" / "iris" / "tuning" / "data"
-SWEEP, REAL = DATA / "h200_sweep.json", DATA / "h200_two.json"
+SWEEP = DATA / "h200_sweep.json"
 TORCH, MATMUL = "torch", "matmul"
 OPERATIONS = ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter")
 # Ways that no choice takes: they add in the order in which ranks come.
@@ -50,6 +51,7 @@ class Case:
     """A problem, and what each way took.
 
     Attributes:
+        provenance: name of where its figures come from.
         times: milliseconds by variation of the library's own choice, as an index of ``STAGED_CHANGES``.
         best: the fastest kernel: algorithm, parameters, milliseconds. Copies, which no graph can hold, only where they
             are faster than the others by more than noise.
@@ -60,7 +62,7 @@ class Case:
     gather_dim: int | None
     sizes: dict[str, int]
     emulated: bool
-    source: str
+    provenance: str
     torch: float
     ways: list[tuple[str, dict[str, Any], float]] = field(default_factory=list)
     times: dict[int, float] = field(default_factory=dict)
@@ -122,6 +124,45 @@ def _of_case(operation: str, params: dict[str, Any], results: list[dict[str, Any
     return rows
 
 
+def about_real_links(file: Path) -> dict[str, Any]:
+    """What a new file of benchmarks/data says of its rows, by the first of results over a real link."""
+    where = json.loads(file.read_text())[0]["environment"]
+    names = ", ".join(f"{where['devices'].count(name)} x {name}" for name in sorted(set(where["devices"])))
+    hardware = f"{names}, link {where['link']}"
+    software = f"torch {where['torch']}, Triton {where['triton']}, Python {where['python']}"
+    return {
+        "machine": "h200", "link": where["link"], "emulated": False,
+        "source": f"{hardware}; {software}; {where['date']}; benchmarks/collect_tuned.py",
+        "hardware": hardware, "software": software, "date": where["date"], "command": where["command"],
+        "notes": ["medians of 9 calls after 2 on the slowest rank, candidates in turns, cold caches, random inputs",
+                  "results were compared with float64"],
+        "about": "ms of each candidate; torch_ms, matmul_ms: PyTorch's operations one after the other and the "
+                 "multiplication alone, in the same run. sizes: of the whole product.",
+    }  # fmt: skip
+
+
+def add(files: Sequence[Path], into: Path) -> str:
+    """Put rows of results in the place of those that a file has; in words why not, empty when it was done."""
+    rates = {row["environment"]["emulated_link"] for file in files for row in json.loads(file.read_text())}
+    names = {name for file in files for row in json.loads(file.read_text()) for name in row["environment"]["devices"]}
+    if not all("H200" in name for name in names):
+        return f"the tables are of the H200, and these results of {', '.join(sorted(names))}"
+    if into.exists():
+        data = json.loads(into.read_text())
+    elif any(rates):
+        return f"{into.name} is not there, and only a file of real links is made"
+    else:
+        data = about_real_links(files[0])
+    if any(bool(rate) != data["emulated"] for rate in rates):
+        kinds = ("a real", "an imitated")
+        return (
+            f"{into.name} is of {kinds[data['emulated']]} link, and of these results some are not: give another --into"
+        )
+    data["rows"] = added(files)
+    into.write_text(written(data.pop("rows"), data))
+    return ""
+
+
 def written(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     """A file of benchmarks/data, a row a line."""
     head = json.dumps(about, indent=1)[:-2]
@@ -132,7 +173,7 @@ def written(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
 # tables
 
 
-def cases_of(data: dict[str, Any]) -> list[Case]:
+def cases_of(data: dict[str, Any], provenance: str = "") -> list[Case]:
     """The cases of a file of benchmarks/data whose rows have PyTorch's time."""
     found: dict[tuple, Case] = {}
     for row in data["rows"]:
@@ -141,7 +182,7 @@ def cases_of(data: dict[str, Any]) -> list[Case]:
         sizes, dim = row["sizes"], row.get("gather_dim")
         key = (row["operation"], row["world"], dim, tuple(sizes.values()))
         if key not in found:
-            found[key] = Case(*key[:3], sizes, data["emulated"], data["source"], row["torch_ms"])
+            found[key] = Case(*key[:3], sizes, data["emulated"], provenance, row["torch_ms"])
         case = found[key]
         # Runs are compared by what PyTorch's operations took in each.
         scale = case.torch / row["torch_ms"]
@@ -169,7 +210,7 @@ def table(operation: str, cases: Iterable[Case], files: dict[str, dict[str, Any]
                 "ms": round(ms, 4), "torch_ms": round(case.torch, 4), "speedup": round(case.torch / ms, 3),
                 "tflops": round(_flops(case) / ms / 1e9, 1), "trials": len(case.ways),
             },
-            "provenance": "emulated" if case.emulated else "two",
+            "provenance": case.provenance,
         }  # fmt: skip
         if case.emulated:
             entry["emulated"] = True
@@ -368,11 +409,17 @@ def text_of(value: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def over_real_links() -> dict[str, dict[str, Any]]:
+    """Files of benchmarks/data of GPUs that a link joins, by the end of their names."""
+    found = {path.stem.removeprefix("h200_"): json.loads(path.read_text()) for path in DATA.glob("h200_*.json")}
+    return {name: data for name, data in sorted(found.items()) if not data["emulated"]}
+
+
 def derived() -> tuple[dict[Path, str], list[str]]:
     """The files of the package, and the report."""
-    sweep, real = (json.loads(path.read_text()) for path in (SWEEP, REAL))
-    measured = cases_of(sweep)
-    over_links = cases_of(real)
+    sweep, real = json.loads(SWEEP.read_text()), over_real_links()
+    measured = cases_of(sweep, "emulated")
+    over_links = [case for name, data in real.items() for case in cases_of(data, name)]
     known = {(case.operation, case.world, case.gather_dim, *case.sizes.values()) for case in over_links}
     files = {}
     for operation in OPERATIONS:
@@ -385,7 +432,7 @@ def derived() -> tuple[dict[Path, str], list[str]]:
             and (operation, case.world, case.gather_dim, *case.sizes.values()) not in known
         ]
         cases.sort(key=lambda case: case.order)
-        made = table(operation, cases, {"two": real, "emulated": sweep})
+        made = table(operation, cases, {**real, "emulated": sweep})
         files[PACKAGE / "tuned" / operation / "h200.json"] = text_of(made)
     # With two ranks a table by bytes has what was measured over real links.
     gathers = [case for case in measured if case.operation == "all_gather_matmul" and case.world > 2]
@@ -407,6 +454,12 @@ def derived() -> tuple[dict[Path, str], list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", nargs="+", type=Path, metavar="FILE", help="results of collect_tuned.py, in JSON")
+    parser.add_argument(
+        "--into",
+        default=SWEEP.name,
+        metavar="NAME",
+        help="with --add: the file of benchmarks/data; default %(default)s",
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; leave with 1 where a file would change")
     parser.add_argument("--markdown", action="store_true", help="print the sweep as a table, and write nothing")
     given = parser.parse_args()
@@ -414,9 +467,9 @@ def main() -> None:
         print("\n".join(markdown(json.loads(SWEEP.read_text()))))
         return
     if given.add:
-        data = json.loads(SWEEP.read_text())
-        data["rows"] = added(given.add)
-        SWEEP.write_text(written(data.pop("rows"), data))
+        trouble = add(given.add, DATA / given.into)
+        if trouble:
+            parser.error(trouble)
         return
     files, lines = derived()
     print("\n".join(lines))

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,9 +43,11 @@ def test_rules_hold_on_cases_that_they_have_not_seen(derived):
 
 
 def test_a_real_link_comes_before_an_imitated_one():
-    data = json.loads((ROOT / "benchmarks" / "data" / "h200_two.json").read_text())
+    files = [json.loads(path.read_text()) for path in (ROOT / "benchmarks" / "data").glob("h200_*.json")]
     real = {
         (row["world"], row["gather_dim"], tuple(row["sizes"].values()))
+        for data in files
+        if not data["emulated"]
         for row in data["rows"]
         if row["operation"] == "all_gather_matmul" and "torch_ms" in row
     }
@@ -103,6 +106,69 @@ def test_a_measured_case_with_copies_is_the_plan_and_says_what_a_capture_has():
         assert (plan.algorithm, plan.source) == (algorithm, source), (M, plan)
         assert ("while a graph is captured hbm_buffer runs" in plan.reason) == (algorithm == "copy_engine")
         assert decide(Place(KNOWN["h200"], "shared"), problem, "").plan.algorithm != "copy_engine"
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """The script's module, with a folder of data of its own."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import derive_tuned
+
+    monkeypatch.setattr(derive_tuned, "DATA", tmp_path)
+    yield derive_tuned
+    for name in ("derive_tuned", "_tuned"):
+        sys.modules.pop(name, None)
+
+
+def results(path, world=8, rate="", device="NVIDIA H200", **times):
+    """A file as collect_tuned.py writes it, with milliseconds by candidate."""
+    where = {"devices": [device] * world, "link": "nvlink", "emulated_link": rate, "torch": "1", "triton": "2"}
+    where |= {"python": "3", "date": "2026-01-02", "command": "a command"}
+    params = {"num_ranks": world, "layer": "n3584_k8192", "M": 4096, "gather_dim": 1, "dtype": "bfloat16"}
+    row = {"benchmark": "all_gather_matmul", "params": params, "world_size": world, "environment": where}
+    path.write_text(json.dumps([{**row, "candidate": name, "gpu_time_ms": ms} for name, ms in times.items()]))
+    return path
+
+
+def test_results_of_real_links_become_entries_of_the_table(script, tmp_path):
+    place = SimpleNamespace(target=KNOWN["h200"], get_cu_count=lambda: 132, get_num_ranks=lambda: 8)
+    shape = SimpleNamespace(M=4096, N=3584, K=8192, dtype=torch.bfloat16, gather_dim=1)
+    import _tuned
+
+    copies = _tuned.copies(place, shape)
+    assert len({config for _, config in copies}) == len(copies) >= 2
+    assert {(algorithm, config.transport) for algorithm, config in copies} == {("copy_engine", "copy_engine")}
+    names = [_tuned.name_of(*one) for one in (*copies, *_tuned.variations(place, "all_gather_matmul", shape))]
+    times = {**dict.fromkeys(names, 0.5), names[1]: 0.4, "torch": 0.8, "matmul": 0.3}
+    file = results(tmp_path / "sweep.json", **times)
+    assert script.add([file], tmp_path / "h200_eight.json") == ""
+    (case,) = script.cases_of(script.over_real_links()["eight"], "eight")
+    (entry,) = script.table("all_gather_matmul", [case], script.over_real_links())["entries"]
+    assert (entry["world"], entry["algorithm"], entry["provenance"]) == (8, "copy_engine", "eight")
+    assert HbmBufferConfig(**entry["params"]) == copies[1][1]
+    assert entry["measured"]["speedup"] == 2.0
+    assert "emulated" not in entry
+    # A second time the rows are replaced, and what the file says of itself stays.
+    (tmp_path / "h200_eight.json").write_text((tmp_path / "h200_eight.json").read_text().replace("a command", "mine"))
+    assert script.add([results(file, **{**times, names[1]: 0.6})], tmp_path / "h200_eight.json") == ""
+    data = json.loads((tmp_path / "h200_eight.json").read_text())
+    assert (len(data["rows"]), data["command"]) == (len(names), "mine")
+    assert script.cases_of(data)[0].best[2] == 0.5
+
+
+def test_what_was_imitated_and_what_was_not_are_kept_apart(script, tmp_path):
+    times = {"torch": 0.8, "matmul": 0.3, "hbm_buffer k_per_flag=4": 0.5}
+    real, imitated = results(tmp_path / "real", **times), results(tmp_path / "imitated", rate="370 GB/s", **times)
+    eight, sweep = tmp_path / "h200_eight.json", tmp_path / "h200_sweep.json"
+    sweep.write_text(json.dumps({"emulated": True, "rows": []}))
+    assert "only a file of real links is made" in script.add([imitated], eight)
+    assert script.add([real], eight) == ""
+    for files, into, kind in (([imitated], eight, "a real"), ([real], sweep, "an imitated")):
+        before = into.read_text()
+        assert f"is of {kind} link" in script.add(files, into)
+        assert into.read_text() == before
+    other = results(tmp_path / "other", device="NVIDIA B200", **times)
+    assert "these results of NVIDIA B200" in script.add([other], eight)
 
 
 @settings(max_examples=60, deadline=None)

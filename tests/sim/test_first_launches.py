@@ -103,3 +103,23 @@ def test_a_rank_that_waits_on_the_host_holds_nobody_up(seed):
 
     world.run([body] * 3)
     assert sorted(arrived) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("size", "seed"), [*itertools.product((2, 3, 4), range(5))])
+def test_a_rank_that_waits_for_work_of_its_own_loads_before_others_launch(size, seed):
+    """It is about to load, once its work is done: whoever launches before holds up the load, and that the launch."""
+    world, gpu, first = world_of(size, seed)
+
+    def body():
+        rank = world.rank()
+        if rank:
+            world.run_until(lambda: (0, "a") in gpu.loads, "rank 0, which is about to launch")
+            gpu.ends_by_itself[f"fill {rank}"] = 10 * rank
+            world.run_until(lambda: f"fill {rank}" not in gpu.running(), "its work")
+        first.load(lambda: gpu.load("a"))
+        gpu.launch("a")
+        world.run_until(lambda: gpu.finished("a"), "the kernel")
+
+    world.run([body] * size)
+    assert gpu.idle()
+    assert len(gpu.loads) == size

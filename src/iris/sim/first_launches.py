@@ -5,8 +5,9 @@ peer has loaded what it will launch, or the peer's load waits for the kernel and
 
 - A rank that has to load waits until the GPU is idle. When it stays busy although no other rank can do anything, what
   runs there waits for the ranks that load, so they go on all the same.
-- A rank that has loaded launches when every other rank has loaded too or waits for something. While another still has
-  to load, it lets that one go first; but when the GPU stays busy, what runs there may wait for this very launch.
+- A rank that has loaded launches when every other rank has loaded too or waits for something, and nothing runs: what a
+  rank waits for may be done in a moment, and then it loads. While another still has to load, it lets that one go first;
+  but when the GPU stays busy, what runs there may wait for this very launch.
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ class FirstLaunches:
     def _may_launch(self, rank: int) -> bool:
         if self._someone_moves():
             return self._quiet(rank, True)
-        if not self._loading:
-            return True
-        return self._quiet(rank, self._idle())
+        idle = self._idle()
+        if idle and not self._loading:
+            # What somebody waited for may have been done since he was asked.
+            return not self._someone_moves()
+        return self._quiet(rank, idle)
 
     def _someone_moves(self) -> bool:
         held = self._loading | self._loaded

@@ -36,7 +36,7 @@ def body_every(ctx, n):
         out = fresh(n)
         ctx.ccl.all_reduce(out, mine, config=Config(all_reduce_variant=variant))
         assert torch.equal(out, sum(x)), variant
-    for variant in ("persistent", "partitioned"):
+    for variant in ("persistent", "partitioned", "copy_engine"):
         out = fresh(world * n)
         ctx.ccl.all_gather(out, x[rank], config=Config(all_gather_variant=variant))
         assert torch.equal(out, torch.cat(x)), variant

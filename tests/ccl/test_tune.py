@@ -66,7 +66,7 @@ def body_tune(ctx, operation, place, best):
     os.environ["IRIS_CACHE_DIR"] = place
     told = []
     try:
-        with autotune.using(timer=Times(best), told=told.append, candidates=6 if operation == "all_reduce" else 4):
+        with autotune.using(timer=Times(best), told=told.append, candidates=6 if operation.startswith("all_") else 4):
             call(ctx, operation, out, inp, tune=True)
             check(ctx, out, expected)
             out.fill_(float("nan"))

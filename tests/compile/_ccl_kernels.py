@@ -10,6 +10,7 @@ import torch
 
 from iris.ccl import (
     Config,
+    _copies,
     all_gather,
     all_reduce,
     all_to_all,
@@ -157,6 +158,10 @@ def launches(target, world, full=False):
         out = torch.empty(world * inp.shape[0], *inp.shape[1:], dtype=dtype)
         request = all_gather._request(ctx, out, inp, None, Config(all_gather_variant=variant), 0)
         yield one(f"all_gather {variant} {TYPES[dtype]} {make.__name__}", all_gather._prepare, request, out, inp)
+    with noting() as noted:
+        _copies.meetings(ctx, "all_gather", ctx.resolve_group(None))(ctx.channels)
+    ((kernel, args, meta),) = noted
+    yield f"ccl all_gather copy_engine meeting world={world}", kernel, *kinds(kernel, args, meta)
     wide = torch.empty(4096, world * 512, dtype=half)
     request = all_to_all._request(ctx, torch.empty_like(wide), wide, None, Config(all_to_all_variant="default"), -1)
     yield one("all_to_all bf16 columns", all_to_all._prepare, request, *request.tensors.values())

@@ -13,8 +13,9 @@ BORDER = 1 << 31
 ALL_REDUCE = ("push", "one_shot", "two_shot", "ring", "atomic", "spinlock")
 WAYS = [
     *(("all_reduce", variant) for variant in ALL_REDUCE),
-    ("all_gather", "persistent"), ("all_gather", "partitioned"), ("all_to_all", "default"),
-    ("reduce_scatter", "two_shot"), ("broadcast", "direct"), ("broadcast", "scatter_allgather"),
+    ("all_gather", "persistent"), ("all_gather", "partitioned"), ("all_gather", "copy_engine"),
+    ("all_to_all", "default"), ("reduce_scatter", "two_shot"),
+    ("broadcast", "direct"), ("broadcast", "scatter_allgather"),
     ("reduce", None), ("gather", None), ("scatter", None), ("sendrecv", None),
 ]  # fmt: skip
 way_parameter = pytest.mark.parametrize(("operation", "variant"), WAYS)
@@ -120,14 +121,15 @@ def test_replays_see_new_inputs(ranks, world, operation, variant):
 
 
 def body_several(ctx, replays):
-    """All in one graph, with barriers in between and a call beside the stream."""
+    """All in one graph, with barriers in between and calls beside the stream."""
     steps = [Step(ctx, operation, variant, 300 + 64 * number) for number, (operation, variant) in enumerate(WAYS)]
     for step in steps:
         step.fill(0)
         step.issue()
-    beside = Step(ctx, "all_gather", "persistent")
-    beside.fill(0)
-    beside.issue()
+    beside = [Step(ctx, "all_gather", variant) for variant in ("persistent", "copy_engine")]
+    for step in beside:
+        step.fill(0)
+        step.issue()
     ctx.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -135,15 +137,16 @@ def body_several(ctx, replays):
             step.issue()
             if number % 5 == 2:
                 ctx.device_barrier()
-        work = ctx.ccl.all_gather(beside.out, beside.inp, config=beside.config, async_op=True)
-        # Over the same channels, so in order with the call before, whose end nobody has waited for.
+        works = [ctx.ccl.all_gather(s.out, s.inp, config=s.config, async_op=True) for s in beside]
+        # Over the same channels, so in order with the calls before, whose end nobody has waited for.
         steps[0].issue()
-        work.wait()
+        for work in works:
+            work.wait()
     for call in range(replays):
-        for step in (*steps, beside):
+        for step in (*steps, *beside):
             step.fill(call)
         graph.replay()
-        for step in (*steps, beside):
+        for step in (*steps, *beside):
             step.check(call)
     ctx.barrier()
 
@@ -295,7 +298,7 @@ def body_large_gather(ctx):
     inp = ctx.empty(rows, 8192, dtype=torch.bfloat16)
     fill_large(inp, rank)
     out = ctx.empty(world * rows, 8192, dtype=torch.bfloat16)
-    for variant in ("persistent", "partitioned"):
+    for variant in ("persistent", "partitioned", "copy_engine"):
         out.fill_(float("nan"))
         ctx.ccl.all_gather(out, inp, config=Config(all_gather_variant=variant))
         assert out.numel() > BORDER

@@ -7,6 +7,7 @@ import triton.language as tl
 
 import iris
 from iris import sim
+from iris.ccl import Config
 from iris.errors import DeadlockError, WaitTimeout
 
 pytestmark = [
@@ -92,6 +93,35 @@ def test_a_collective_of_torch_is_charged_to_the_link():
     assert min(by_peer) < 0.8 * least, (by_peer, least)
     # The host's turns are part of what a rank sees, so only the quickest tells.
     assert min(sim.run(body_collective, 4, nbytes, on="gpu")) < least
+
+
+def body_copies(ctx, nbytes):
+    rank, world = ctx.get_rank(), ctx.get_num_ranks()
+    mine = torch.full((nbytes,), rank, dtype=torch.uint8, device=ctx.get_device())
+    out = ctx.zeros(nbytes * world, dtype=torch.uint8)
+    times = []
+    for _ in range(3):
+        ctx.barrier()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        ctx.device_barrier()
+        start.record()
+        ctx.ccl.all_gather(out, mine, config=Config(all_gather_variant="copy_engine"))
+        end.record()
+        ctx.barrier()
+        times.append(start.elapsed_time(end))
+    want = torch.arange(world, device=ctx.get_device(), dtype=torch.uint8).repeat_interleave(nbytes)
+    assert torch.equal(out, want)
+    return min(times)
+
+
+def test_copies_of_a_collective_are_charged_to_the_link():
+    nbytes, gbps = 8 << 20, 20.0
+    least = 3 * nbytes / gbps * 1e-6
+    paced = sim.run(body_copies, 4, nbytes, on="gpu", link_gbps=gbps)
+    assert least * 0.95 <= min(paced) <= max(paced) < 2 * least, (paced, least)
+    by_peer = sim.run(body_copies, 4, nbytes, on="gpu", link_gbps=gbps, link_per_peer=True)
+    assert least / 3 * 0.95 <= min(by_peer) < 0.8 * least, (by_peer, least)
+    assert min(sim.run(body_copies, 4, nbytes, on="gpu")) < least
 
 
 @triton.jit

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Left out: what adds in the order in which ranks come, so that last bits differ from call to call. It runs when named.
 VARIANTS = {
     "all_reduce": ("push", "two_shot", "one_shot", "ring"),
-    "all_gather": ("persistent", "partitioned"),
+    "all_gather": ("persistent", "partitioned", "copy_engine"),
     "reduce_scatter": ("two_shot",),
     "all_to_all": ("default",),
     "broadcast": ("direct", "scatter_allgather"),
@@ -136,6 +136,8 @@ def _space(ctx: Iris, query: Query, call: Call) -> Iterator[tuple[str, Config]]:
     for block in blocks:
         for count in programs:
             for algorithm in VARIANTS[query.operation]:
+                if algorithm == "copy_engine" and (count or block):
+                    continue  # it has no programs
                 yield algorithm, _named(query.operation, algorithm, **count, **block)
 
 

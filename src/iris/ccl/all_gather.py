@@ -5,7 +5,7 @@
 Protocol. The ranks meet lane by lane, so every output may be written; each rank writes its input into its piece of
 every output; the ranks meet again, so every output is complete and may be read by what follows in the stream.
 The output is written by peers and lies on the symmetric heap; the input may lie anywhere, or be the own piece of the
-output.
+output. A kernel does all of that, or with ``copy_engine`` a kernel meets and copies write (:mod:`iris.ccl._copies`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from iris.ccl import _calls
+from iris.ccl import _calls, _copies
 from iris.ccl._arguments import check_config, check_dimension, check_pair
 from iris.ccl._calls import Call, Request, Work
 from iris.ccl._kernels import push_kernel
@@ -112,11 +112,8 @@ def _prepare(request: Request) -> Call:
         )
     check_writable("output_tensor", out)
     to, source = pieces("output_tensor", out, members.size, dim), pieces("input_tensor", inp)
-    _calls.check_alias(
-        request,
-        is_piece(inp, source, out, to, members.index),
-        "the input may be the own piece of the output, or apart from it",
-    )
+    in_place = is_piece(inp, source, out, to, members.index)
+    _calls.check_alias(request, in_place, "the input may be the own piece of the output, or apart from it")
     problem = f"{tuple(inp.shape)} {str(inp.dtype).removeprefix('torch.')}, dim={dim}, {members.size} ranks"
     if members.size == 1:
         return Call(_calls.alone(OPERATION, problem), _calls.copy_alone if inp.numel() else None)
@@ -124,16 +121,25 @@ def _prepare(request: Request) -> Call:
     obstacle = torch_obstacle(ctx, members, request.group, (out, inp))
     if not obstacle and any(size > 1 for size in inp.shape[:dim]):
         obstacle = "PyTorch's all-gather puts the pieces one after the other, so sizes before dim must be 1"
+    apart = _copies.obstacle(source, to)
     choice = choose(
         ctx, OPERATION, members, request.group, out.numel() * out.element_size(),
         config.all_gather_variant if config else None,
-        {"persistent": None, "partitioned": None, "torch": UnsupportedError(obstacle) if obstacle else None},
+        {
+            "persistent": None,
+            "partitioned": None,
+            "copy_engine": UnsupportedError(apart) if apart else None,
+            "torch": UnsupportedError(obstacle) if obstacle else None,
+        },
         ("persistent",),
         inp.dtype, config,
     )  # fmt: skip
     config = choice.config
     if choice.algorithm == "torch":
         return Call(plan(OPERATION, choice, None, problem), _torch(request.group) if inp.numel() else None)
+    if choice.algorithm == "copy_engine":
+        copies = _copies.copies(ctx, OPERATION, members, source, to, in_place) if inp.numel() else None
+        return Call(plan(OPERATION, choice, None, problem), copies, ("output_tensor",))
     how = programs(ctx, config, source.count, inp.element_size(), ctx.channels.layout.lanes, 1 << 16)
     issue = _kernel(request, choice.algorithm, how, source, to) if inp.numel() else None
     return Call(plan(OPERATION, choice, how, problem), issue, ("output_tensor",))

@@ -13,7 +13,7 @@ from iris.errors import ArgumentError, UnsupportedError
 ALL_REDUCE_VARIANTS = ("atomic", "spinlock", "ring", "two_shot", "one_shot", "push", "torch")
 VARIANTS = {
     "all_reduce": ALL_REDUCE_VARIANTS,
-    "all_gather": ("persistent", "partitioned", "torch"),
+    "all_gather": ("persistent", "partitioned", "copy_engine", "torch"),
     "all_to_all": ("default", "torch"),
     "reduce_scatter": ("two_shot", "torch"),
     "broadcast": ("direct", "scatter_allgather", "torch"),
@@ -84,7 +84,8 @@ class Config:
         all_reduce_distribution: kept for programs that set it; shards of a tensor are contiguous.
         all_reduce_num_rings: 2 sends every second block the other way around the ring.
         all_reduce_ring_slice_n: kept for programs that set it.
-        all_gather_variant: persistent (a program writes a block to all ranks), partitioned (to one), torch.
+        all_gather_variant: persistent (a program writes a block to all ranks), partitioned (to one), copy_engine (no
+            programs, copies beside the stream), torch.
         all_to_all_variant: default, torch.
         reduce_scatter_variant: two_shot, torch.
         reduce_scatter_distribution: where tiles have owners: 1 gives each rank contiguous tiles, 0 every W-th.

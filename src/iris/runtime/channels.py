@@ -9,7 +9,7 @@ and groups of any mixture may follow each other; :mod:`iris.x.channel` has the p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -100,6 +100,8 @@ class Channels:
     def __init__(self, ctx: Iris, layout: Layout, area: torch.Tensor):
         self.layout = layout
         self.order = StreamOrder(ctx)
+        self._ctx = ctx
+        self._streams: list[Any] = []
         self.flags = area[: layout.flag_bytes].view(torch.int32)
         self.message_flags = area[layout.flag_bytes : layout.all_flag_bytes].view(torch.int32)
         slots = area[layout.all_flag_bytes : layout.all_flag_bytes + layout.all_slots_bytes]
@@ -111,6 +113,12 @@ class Channels:
         # What kernels take, in this order.
         self.words = (self.flags, self.epochs, self.tickets)
         self.message_words = (self.message_flags, self.message_counts, self.tickets)
+
+    def streams(self, count: int) -> list[Any]:
+        """Streams for copies beside the stream of a call, the same ones for each call."""
+        while len(self._streams) < count:
+            self._streams.append(self._ctx.new_stream())
+        return self._streams[:count]
 
 
 def make(ctx: Iris, what: str) -> Channels:

@@ -311,6 +311,10 @@ def test_a_collective_by_hand():
     few = predict("all_gather", "h200", {"bytes": nbytes}, 2, "bfloat16", {"comm_sms": 4})
     assert few.communication == pytest.approx(part / (4 * FIT.collective_bytes_per_s), rel=1e-9)
     assert few.bound == "fetch"
+    copied = predict("all_gather", "h200", {"bytes": nbytes}, 2, "bfloat16", {"comm_sms": 4}, algorithm="copy_engine")
+    start = FIT.collective_s * FIT.copy_engine_start
+    assert copied.fused == pytest.approx(start + ramp + part / (link * FIT.copy_engine_link), rel=1e-9)
+    assert copied.bound == "link"  # no program moves it
 
 
 def test_a_rank_on_xgmi_receives_from_each_peer_over_its_own_link():
@@ -357,6 +361,7 @@ def test_the_defaults_are_those_of_the_configurations():
         ("matmul_all_gather", TILE, "fused"),
         ("all_reduce", {"all_reduce_variant": "push"}, "push"),
         ("all_gather", {"all_gather_variant": "partitioned"}, "partitioned"),
+        ("all_gather", {"all_gather_variant": "copy_engine"}, "copy_engine"),
         ("broadcast", {}, "direct"),
     ],
 )

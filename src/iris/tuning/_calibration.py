@@ -176,6 +176,25 @@ FIGURES: Figures = {
         "the same where a program writes to one rank",
         {"": (22e9, "measured: all_gather by partitioned with 16 programs, 347 GB/s, " + _H200)},
     ),
+    "copy_engine_start": (
+        "time of a small all_gather by copy_engine, in times of collective_s",
+        {
+            "": (
+                3.7,
+                "assumed: as copies between two barriers, 17 to 24 us up to 256 KiB on two H200, docs/performance.md",
+            )
+        },
+    ),
+    "copy_engine_link": (
+        "collective_link of all_gather by copy_engine",
+        {
+            "": (
+                1.05,
+                "assumed: as copies without meetings, 387 to 395 of 369 GB/s on two H200, docs/performance.md",
+            ),
+            "gfx": (1.0, "assumed: the figures of the links are what copies reach"),
+        },
+    ),
     "push_start": (
         "time of a small all_reduce by push, in times of collective_s",
         {"": (0.78, "measured: 4.5 us for 4 KiB between two H200, " + _H200)},
@@ -261,6 +280,8 @@ class Calibration(NamedTuple):
     collective_bytes_per_s: float
     collective_link: float
     partitioned_bytes_per_s: float
+    copy_engine_start: float
+    copy_engine_link: float
     push_start: float
     one_shot_start: float
     two_shot_start: float

@@ -7,6 +7,7 @@ the formulas, and how far predictions are off: ``benchmarks/report_cost_model.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "matmul_all_reduce": ("two_shot", "one_shot", "torch"),
     "matmul_reduce_scatter": ("fused", "torch"),
     "matmul_all_gather": ("fused", "torch"),
-    "all_gather": ("persistent", "partitioned", "torch"),
+    "all_gather": ("persistent", "partitioned", "copy_engine", "torch"),
     "all_reduce": ("two_shot", "one_shot", "push", "ring", "atomic", "spinlock", "torch"),
     "reduce_scatter": ("two_shot", "torch"),
     "all_to_all": ("default", "torch"),
@@ -388,10 +389,12 @@ def _sent(place: Place, operation: str, algorithm: str, sizes: tuple[int, ...], 
     return _result(operation, algorithm, product, config, unfused, link, fused, text, link=shown, fetch=moved)
 
 
-# Of each algorithm: start in times of collective_s, share of the links' rate, and bytes a second that a program moves.
+# Of each algorithm: start in times of collective_s, share of the links' rate, and bytes a second that a program moves;
+# without bound where none moves them.
 _COLLECTIVES = {
     "": lambda fit: (1.0, fit.collective_link, fit.collective_bytes_per_s),
     "partitioned": lambda fit: (1.0, fit.collective_link, fit.partitioned_bytes_per_s),
+    "copy_engine": lambda fit: (fit.copy_engine_start, fit.copy_engine_link, math.inf),
     "two_shot": lambda fit: (fit.two_shot_start, fit.collective_link, fit.collective_bytes_per_s),
     "one_shot": lambda fit: (fit.one_shot_start, fit.one_shot_link, fit.collective_bytes_per_s),
     "push": lambda fit: (fit.push_start, fit.push_link, fit.collective_bytes_per_s),
@@ -429,7 +432,8 @@ def _collective(place: Place, operation: str, algorithm: str, nbytes: int, param
     ramp = place.remote_latency * moved / (moved + _RAMP_BYTES) if moved else 0.0
     seconds = least + ramp + max(transfer, memory)
     bound = "memory" if memory > transfer else "link" if rate >= wire else "fetch"
-    text = f"{moved / 1e6:.3f} MB at {rate / 1e9:.0f} GB/s by {programs} programs, {least * 1e6:.1f} us for meetings"
+    movers = "copies" if algorithm == "copy_engine" else f"{programs} programs"
+    text = f"{moved / 1e6:.3f} MB at {rate / 1e9:.0f} GB/s by {movers}, {least * 1e6:.1f} us for meetings"
     return Prediction(operation, algorithm, 0.0, transfer, seconds, theirs, bound, "", text)
 
 

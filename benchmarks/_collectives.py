@@ -16,7 +16,7 @@ from iris.testing.numeric import ROUNDING, random_tensor, tolerance
 
 VARIANTS = {
     "all_reduce": ("push", "one_shot", "two_shot", "ring", "atomic", "spinlock", "auto"),
-    "all_gather": ("persistent", "partitioned", "auto"),
+    "all_gather": ("persistent", "partitioned", "copy_engine", "auto"),
     "reduce_scatter": ("two_shot", "auto"),
     "all_to_all": ("default", "auto"),
     "broadcast": ("direct", "scatter_allgather", "auto"),
@@ -31,6 +31,8 @@ SYMMETRIC_MEMORY = {
     },
 }
 SUMS = ("all_reduce", "reduce_scatter")
+# Those without programs, for which neither blocks nor bounds on compute units mean anything.
+NO_PROGRAMS = ("copy_engine",)
 # A prime, so that no shift by whole tiles, slots or pages maps the data onto itself.
 PERIOD = 1_048_573
 SHIFT = 7_919
@@ -177,7 +179,8 @@ def candidates(
         operation: its name.
         variants: of ours.
         blocks: elements of a block, for each variant but ``auto``; empty: as in the plan of ``auto``.
-        comm_sms: bounds on compute units, for each variant but ``auto`` once more.
+        comm_sms: bounds on compute units, for each variant but ``auto`` once more. Neither is for those without
+            programs.
         buffers: what they work on.
         numel: elements of the larger tensor.
         sets: how many buffer sets are used.
@@ -212,6 +215,9 @@ def candidates(
     for variant in variants:
         if variant == "auto":
             ways.append((variant, None, None, None))
+        elif variant in NO_PROGRAMS:
+            named: dict[str, Any] = {f"{operation}_variant": variant}
+            ways.append((variant, None, Config(**named), None))
         elif blocks:
             # More warps for more bytes, as the operations do it.
             warps = {
@@ -222,7 +228,7 @@ def candidates(
             # What a plan without a kernel of ours would have is not known: the defaults of Config.
             block, warps = getattr(plan.config, "block", 2048), getattr(plan.config, "num_warps", 4)
             ways.append((variant, None, configuration(operation, variant, block, warps), None))
-        for most in comm_sms if variant != "auto" else ():
+        for most in comm_sms if variant not in ("auto", *NO_PROGRAMS) else ():
             chosen: dict[str, Any] = {f"{operation}_variant": variant}
             ways.append((variant, None, Config(comm_sms=most, **chosen), most))
     found = []
@@ -244,29 +250,7 @@ def candidates(
         found.append(Candidate(backend, None, True, call, outputs.__getitem__, begin, once))
     if symmetric:
         found += _symmetric_memory(operation, inputs, outputs, shared)
-    if operation == "all_gather" and ctx.runtime != "loopback":
-        found.append(_copies(ctx, inputs, outputs, poison))
     return found, plan
-
-
-def _copies(ctx, inputs, outputs, start) -> Candidate:
-    """An all-gather by copies into the peers' outputs, which copy engines make, between two meetings of the ranks."""
-    rank, world, nbytes = ctx.get_rank(), ctx.get_num_ranks(), inputs[0].nbytes
-    pieces = []
-    for source, output in zip(inputs, outputs, strict=True):
-        # Each rank begins with the next one, so that no rank receives from all at once.
-        peers = [(rank + step) % world for step in range(1, world)]
-        there = [ctx.heap.translate(output.data_ptr(), rank, peer) + rank * nbytes for peer in peers]
-        targets = [ctx.heap.region.tensor(address, nbytes, None).view(source.dtype) for address in there]
-        pieces.append([output[rank * source.numel() : (rank + 1) * source.numel()], *targets])
-
-    def call(which):
-        ctx.device_barrier()
-        for target in pieces[which]:
-            target.copy_(inputs[which])
-        ctx.device_barrier()
-
-    return Candidate("copy engine", None, True, call, outputs.__getitem__, start)
 
 
 def _symmetric_memory(operation, inputs, outputs, shared) -> list[Candidate]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sys
 import tempfile
 import zlib
 from collections import OrderedDict
@@ -58,6 +59,9 @@ def pytest_configure(config):
         config.option.worlds = [int(w) for w in str(config.option.worlds).split(",")]
     except ValueError:
         raise pytest.UsageError(f"--worlds={config.option.worlds}: expected numbers such as 1,2,4") from None
+    # Hundreds of processes import the library: compiling it in each would be a fifth of what they do.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # Settle this process before test modules decorate kernels: its tests run where those of the ranks do. Processes
     # that tests start settle by themselves.
     before = os.environ.get("IRIS_RUNTIME")
@@ -123,8 +127,8 @@ def pytest_itemcollected(item):
 def pytest_collection_modifyitems(config, items):
     _leave_out_gpu_tests(config, items)
     if config.option.mixed:
-        doubled = [item for item in items if _runs_in_the_simulator_alone(item)]
-        config.hook.pytest_deselected(items=doubled)
+        doubled = {item: None for item in items if _runs_in_the_simulator_alone(item)}
+        config.hook.pytest_deselected(items=list(doubled))
         items[:] = [item for item in items if item not in doubled]
     # A pool starts once when the tests of one world follow each other.
     items.sort(key=lambda item: item.callspec.params.get("world", 0) if hasattr(item, "callspec") else 0)

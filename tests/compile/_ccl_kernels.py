@@ -110,6 +110,11 @@ def rings(target):
     return [launch for launch in launches(target, 3) if " ring " in launch[0]]
 
 
+def paced_helpers():
+    arguments = {"nbytes": "i32", "members": "*i32", "index": "i32", "context": "*i64", "WORLD": 8}
+    yield "paced all_gather copies", _copies.carried_kernel, arguments, {"num_warps": 1}
+
+
 def launches(target, world, full=False):
     """(name, kernel, arguments, options) of what collectives of ``world`` ranks launch; with ``full`` of more types."""
     ctx = Machine(target, world)

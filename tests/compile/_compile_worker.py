@@ -21,7 +21,7 @@ import _staged_kernels as staging
 import torch
 import triton
 import triton.language as tl
-from _ccl_kernels import launches, rings
+from _ccl_kernels import launches, paced_helpers, rings
 from _tile_kernels import tiles
 
 import iris
@@ -423,7 +423,7 @@ def main(arch, selection):
     wanted = [*api(target), *tiles(), *pull_cover(target)] if selection == "cover" else list(pull_product(target))
     records = {}
     if selection == "cover":
-        wanted += paced()
+        wanted += [*paced(), *paced_helpers()]
         if arch in COLLECTIVES:
             wanted += [*launches(target, 8), *rings(target)]
         wanted += [*staging.cover(target, arch in COLLECTIVES), *staging.paced_helpers()]

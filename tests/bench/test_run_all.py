@@ -498,6 +498,8 @@ def test_all_steps_with_tiny_problems(tmp_path):
         "Links",
         "Round trips",
         "all_gather_matmul, layers",
+        "all_gather_matmul, shapes of mi300x",
+        "Configurations",
         "matmul_all_reduce",
         "A GEMM beside",
         "Collectives",

@@ -9,6 +9,7 @@ from collective_data import Buffer, movable, on_new_context
 from iris import sim
 from iris.ccl import Config, _copies
 from iris.errors import RaceError, RankMismatch, UnsupportedError
+from iris.runtime import launch
 from iris.runtime.channels import Channels
 from iris.runtime.streams import Event
 from iris.testing import reference
@@ -148,6 +149,24 @@ def body_kept_streams(ctx):
 @pytest.mark.parametrize("world", [2])
 def test_later_calls_make_nothing(ranks, world):
     ranks(world).run(body_kept_streams)
+
+
+def body_compiled_only(ctx):
+    """Where launches are kept instead of made, as tuning does to compile them, nothing moves."""
+    case = Case(ctx, (5,), heap=False)
+    case.issue(0)
+    case.check(0)
+    with launch.compiling(ctx):
+        case.issue(1)
+    ctx.barrier()
+    assert (case.out.memory.view(torch.uint8) == 255).all()
+    case.issue(2)
+    case.check(2)
+
+
+@pytest.mark.parametrize("world", [2])
+def test_nothing_is_written_where_nothing_is_launched(ranks, world):
+    ranks(world).run(body_compiled_only)
 
 
 def body_refusals(ctx):

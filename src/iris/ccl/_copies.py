@@ -116,6 +116,9 @@ def copies(
     wanted = 1 if link_of(ctx) == "shared" else len(peers)
 
     def issue(channels: Channels, out: torch.Tensor, inp: torch.Tensor) -> None:
+        if ctx.kept_launches is not None:
+            meeting(channels)
+            return  # the ranks do not meet, so nothing may be written to a peer
         start, streams = ctx.current_stream(), channels.streams(wanted)
         mine = inp.as_strided((source.count,), (1,))
         own = out.as_strided((to.count,), (1,), out.storage_offset() + members.index * to.distance)
@@ -151,7 +154,7 @@ def meetings(ctx: Iris, operation: str, members: Group) -> Callable[[Channels], 
 
     def meeting(channels: Channels) -> None:
         nonlocal again
-        if again is not None:
+        if again is not None and ctx.kept_launches is None:
             words = channels.flags.data_ptr(), channels.epochs.data_ptr()
             again(ctx.stream_handle(), *words, ranks.data_ptr(), members.index, context.data_ptr())
             return

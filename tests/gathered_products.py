@@ -17,7 +17,8 @@ FETCHED = HbmBufferConfig(
     32, 32, 32, group_size_m=2, num_warps=4, k_per_flag=2, num_fetch_sms=2, num_fetch_stages=2,
     first_stage_fetch_sms=3, num_sms=5,
 )  # fmt: skip
-COPIED = replace(FETCHED, transport="copy_engine")
+# So many stages that tiles overlap.
+COPIED = replace(FETCHED, transport="copy_engine", num_stages=3)
 ALGORITHMS = {
     "auto": {},
     "pull": {"algorithm": "pull", "config": SMALL},

@@ -207,6 +207,63 @@ else:
         )
 
     @triton.jit
+    def await_flag(flag_ptr, value, slot, ticks, peer, kernel, program):
+        """Waits until a flag reached ``value``, another wait of the context had failed, or so many ticks are over; that
+        it reports to the error slot as :func:`iris.device.signal.wait` does.
+
+        NVIDIA only: 1 or 0 for each thread, which has acquired what came before the flag, also for its loads by tensor
+        descriptors. One instruction to the compiler.
+        """
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .pred there, over;
+            .reg .b32 seen, behind;
+            .reg .b64 start, now, word;
+            ld.acquire.sys.global.b32 seen, [$1];
+            sub.s32 behind, seen, $2;
+            setp.ge.s32 there, behind, 0;
+            @there bra ENDED;
+            mov.u64 start, %globaltimer;
+            AGAIN:
+            nanosleep.u32 200;
+            ld.acquire.sys.global.b32 seen, [$1];
+            sub.s32 behind, seen, $2;
+            setp.ge.s32 there, behind, 0;
+            @there bra ENDED;
+            ld.relaxed.gpu.global.b64 word, [$3];
+            setp.ne.s64 over, word, 0;
+            @over bra ENDED;
+            mov.u64 now, %globaltimer;
+            sub.u64 now, now, start;
+            setp.gt.u64 over, now, $4;
+            @!over bra AGAIN;
+            atom.relaxed.gpu.global.cas.b64 word, [$3], 0, 1;
+            setp.ne.s64 over, word, 0;
+            @over bra ENDED;
+            cvt.s64.s32 word, $6;
+            st.global.b64 [$3 + 8], word;
+            cvt.s64.s32 word, $7;
+            st.global.b64 [$3 + 16], word;
+            st.global.b64 [$3 + 24], $1;
+            cvt.s64.s32 word, $2;
+            st.global.b64 [$3 + 32], word;
+            cvt.s64.s32 word, seen;
+            st.global.b64 [$3 + 40], word;
+            cvt.s64.s32 word, $5;
+            st.global.b64 [$3 + 48], word;
+            st.release.sys.global.b64 [$3], 2;
+            ENDED:
+            fence.proxy.async;
+            selp.b32 $0, 1, 0, there;
+            }""",
+            "=r,l,r,l,l,r,r,r,~{memory}",
+            [flag_ptr.to(tl.int64), value, slot.to(tl.int64), ticks, peer, kernel, program],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+    @triton.jit
     def _by_all_threads(value):
         # NVIDIA only. A barrier of the program that gives 1 when all threads bring 1, else 0.
         return tl.inline_asm_elementwise(

@@ -130,7 +130,28 @@ def wait_all(flag_ptrs, values, context, peers, kernel=0):
 
 
 @triton.jit
-def _slot_and_limit(context):
+def wait_apart(flag_ptr, value, slot, limit, context, peer=-1, kernel=0):
+    """As :func:`wait`, but every thread waits by itself, and where kernels are compiled in one instruction: a loop that
+    waits so is pipelined. Loads by tensor descriptors that follow come after what was acquired.
+
+    Args:
+        flag_ptr, value, context, peer, kernel: as for :func:`wait`.
+        slot, limit: of :func:`slot_and_limit`.
+    """
+    if _asm.INTERPRETED:
+        return wait(flag_ptr, value, context, peer, kernel)
+    else:
+        return _asm.await_flag(flag_ptr, value, slot, limit, peer, kernel, _program())
+
+
+@triton.jit
+def _program():
+    return tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
+
+
+@triton.jit
+def slot_and_limit(context):
+    """Where a failed wait is reported, and ticks that a wait may take."""
     world_size = tl.load(context + 1)
     tail = context + 2 + world_size + TRACE_WORDS
     slot = tl.load(tail).to(tl.pointer_type(tl.int64))
@@ -140,7 +161,7 @@ def _slot_and_limit(context):
 @triton.jit
 def _wait_all(flag_ptrs, values, context, peers, kernel):
     # As in _wait, everything that decides how often this loop turns has one value for all threads.
-    slot, limit = _slot_and_limit(context)
+    slot, limit = slot_and_limit(context)
     _now(slot)
     start = _now(slot)
     arrived = 0
@@ -171,7 +192,7 @@ def _wait_all(flag_ptrs, values, context, peers, kernel):
 @triton.jit
 def _wait(flag_ptr, value, context, peer, kernel):
     # Every quantity that decides how often this loop turns comes from an atomic, which gives all threads one value.
-    slot, limit = _slot_and_limit(context)
+    slot, limit = slot_and_limit(context)
     _now(slot)  # puts the present into the clock word, so that the next reading is not an old one
     start = _now(slot)
     arrived = 0
@@ -227,7 +248,7 @@ def unlock(lock_ptr, from_rank, to_rank, context):
 
 @triton.jit
 def _lock(word, lock_ptr, to_rank, context, kernel):
-    slot, limit = _slot_and_limit(context)
+    slot, limit = slot_and_limit(context)
     _now(slot)
     start = _now(slot)
     taken = 0
@@ -260,10 +281,9 @@ def _report(slot, flag, wanted, seen, peer, kernel):
         slot + SLOT_STATE, tl.full((), 0, tl.int64), tl.full((), 1, tl.int64), sem="relaxed", scope="gpu"
     )
     if first == 0:
-        program = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
         record = slot + SLOT_RECORD
         tl.store(record, kernel)
-        tl.store(record + 1, program)
+        tl.store(record + 1, _program())
         tl.store(record + 2, flag)
         tl.store(record + 3, wanted)
         tl.store(record + 4, seen)

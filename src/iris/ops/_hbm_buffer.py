@@ -199,6 +199,7 @@ def _issue(ctx: Iris, call: Any, s: Schedule, workspace, out, a, b, bias, scales
         _copy(ctx, s, problem, config, staging, staged, a, members)
     rows, depth = a.shape
     b_transposed = b.stride(1) != 1
+    overlapped = _overlaps(ctx, problem, s)
     descriptors = (None, None, None)
     if s.descriptors:
         descriptors = _descriptors(config, s, staged, a, b, members.size)
@@ -220,6 +221,7 @@ def _issue(ctx: Iris, call: Any, s: Schedule, workspace, out, a, b, bias, scales
         GROUP_M=config.group_size_m,
         AHEAD=_AHEAD,
         COPIED=s.copied,
+        OVERLAPPED=overlapped,
         DESCRIPTORS=s.descriptors,
         B_TRANSPOSED=b_transposed,
         HAS_BIAS=bias is not None,
@@ -229,11 +231,19 @@ def _issue(ctx: Iris, call: Any, s: Schedule, workspace, out, a, b, bias, scales
         TRACING=ctx.tracing.enabled,
         KERNEL=_KERNEL,
         num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        # What is written while the next blocks arrive takes shared memory of its own.
+        num_stages=config.num_stages - overlapped,
     )  # fmt: skip
     if s.copied:
         for stream in _copy_streams(ctx, staging, members.size - 1):
             ctx.current_stream().wait_stream(stream)
+
+
+def _overlaps(ctx: Iris, problem: Problem, s: Schedule) -> bool:
+    """Whether the kernel starts a tile while it writes the one before; see :mod:`iris.ops._whole_tiles`."""
+    if not s.copied or problem.gather_dim != 0 or s.config.num_stages < 3 or ctx.tracing.enabled:
+        return False  # of tiles that overlap events would say little
+    return s.descriptors or not ctx.target.compiled  # nothing is gained without descriptors; the simulator checks it
 
 
 def _copy(ctx: Iris, s: Schedule, problem: Problem, config: HbmBufferConfig, staging, staged, a, members) -> None:

@@ -6,8 +6,9 @@ import triton.language as tl
 from iris._events import Event
 from iris.device import _asm, link, numeric, signal, tracing
 from iris.device.address import translate
+from iris.ops._finish import finish_tile
 from iris.ops._hbm_fetch import EPOCH, FETCHED, FETCHES, ROLES, TILES, fetch_pieces
-from iris.x.epilogue import write_tile
+from iris.ops._whole_tiles import multiply_whole_tiles
 from iris.x.gemm import multiply_blocks
 from iris.x.schedule import (
     divided_tile,
@@ -67,43 +68,6 @@ def bring_kernel(a_ptr, staged_ptr, count, flag, rank, peer, context, BLOCK: tl.
 def carried_kernel(nbytes, rank, peer, context):
     """Hold the stream until the imitated link has carried a copy; one program."""
     link.carried(link.charge(nbytes, rank, peer, context + 2))
-
-
-@triton.jit
-def _finish(
-    acc,
-    sums_ptr,
-    count,
-    first,
-    out_ptr,
-    row_mask,
-    out_rows,
-    column,
-    N,
-    stride_om,
-    stride_on,
-    bias_ptr,
-    stride_biasm,
-    stride_biasn,
-    scale_a_ptr,
-    scale_b_ptr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
-    """Add ``count`` sums of other programs to the ``WIDTH`` columns from ``first`` on of a tile and write them."""
-    offsets = first + tl.arange(0, WIDTH)
-    place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + offsets[None, :]
-    for other in range(count):
-        acc += tl.load(sums_ptr + tl.cast(other, tl.int64) * (BLOCK_M * BLOCK_N) + place)
-    columns = column + offsets
-    write_tile(
-        acc, out_ptr, out_rows, columns, row_mask[:, None] & (columns < N)[None, :], stride_om, stride_on,
-        bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr, HAS_BIAS, HAS_SCALES, ACTIVATION,
-    )  # fmt: skip
 
 
 @triton.jit(
@@ -170,6 +134,7 @@ def hbm_buffer_kernel(
     GROUP_M: tl.constexpr,
     AHEAD: tl.constexpr,
     COPIED: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -185,7 +150,8 @@ def hbm_buffer_kernel(
     of ``staged_ptr`` is the shard of member ``index + 1 + p``, in ``part_rows`` rows. ``fetched`` has a flag for each
     part, row of tiles and group of ``k_per_flag`` blocks: the number of the call that has brought it. With ``COPIED``
     the host's copies bring the parts instead, ``flag_rows`` rows of tiles at a time and all K of a part at once, and
-    a flag is 0 before its copy and 1 afterwards.
+    a flag is 0 before its copy and 1 afterwards. With ``OVERLAPPED``, which needs that and ``GATHER_DIM == 0``, whole
+    tiles are multiplied by :mod:`iris.ops._whole_tiles`.
 
     The tiles from ``whole`` on are divided along K into ``splits`` pieces. All but the last leave their sums in
     ``sums_ptr`` (float32 or int32) and the number of the call in ``partials``; the last adds them.
@@ -225,7 +191,17 @@ def hbm_buffer_kernel(
     lanes = tl.arange(0, AHEAD)
     partial = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     everything = 0  # whether all pieces of A have come, as far as this program has seen
-    item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+    done = 0  # items that are not given out here
+    if OVERLAPPED:
+        done = whole
+        multiply_whole_tiles(
+            a_desc, staged_desc, b_desc, a_ptr, staged_ptr, b_ptr, bias_ptr, scale_a_ptr, scale_b_ptr, out_ptr,
+            M, N, K_shard, stride_am, stride_ak, stride_bk, stride_bn, stride_biasm, stride_biasn, stride_om, stride_on,
+            part_rows, stride_part, fetched, sums_ptr, whole, stage_rows, flag_rows, members, index, context,
+            WORLD, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, DESCRIPTORS, B_TRANSPOSED, HAS_BIAS, HAS_SCALES, ACTIVATION,
+            PRECISION, KERNEL,
+        )  # fmt: skip
+    item = done + tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
     while item < items:
         tile, piece, pieces = divided_tile(item, whole, splits)
         row_shard = tl.full((), 0, tl.int32)
@@ -305,37 +281,22 @@ def hbm_buffer_kernel(
         if piece < pieces - 1:
             tl.store(sums_ptr + tl.cast(sums + piece, tl.int64) * (BLOCK_M * BLOCK_N) + partial, acc)
             signal.publish(partials + sums + piece, epoch)
-            item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+            item = done + tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
         else:
             # The other pieces were given out before this one, to programs that wait for fetchers only.
             for other in range(pieces - 1):
                 signal.wait(partials + sums + other, epoch, context, rank, KERNEL)
             # On its way while the tile is written. Not earlier: what is given out must be begun at once.
-            item = tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
+            item = done + tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
             out_rows = rows
             if GATHER_DIM == 0:
                 out_rows = rotated_rank(index, row_shard, WORLD) * M + rows
             others = sums_ptr + tl.cast(sums, tl.int64) * (BLOCK_M * BLOCK_N)
-            column = tile_n * BLOCK_N
-            if BLOCK_N >= 256:
-                # By halves, for which registers and shared memory have room besides.
-                left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
-                _finish(
-                    left, others, pieces - 1, 0, out_ptr, rows < M, out_rows, column, N, stride_om, stride_on,
-                    bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
-                    BLOCK_M, BLOCK_N, BLOCK_N // 2, HAS_BIAS, HAS_SCALES, ACTIVATION,
-                )  # fmt: skip
-                _finish(
-                    right, others, pieces - 1, BLOCK_N // 2, out_ptr, rows < M, out_rows, column, N, stride_om,
-                    stride_on, bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
-                    BLOCK_M, BLOCK_N, BLOCK_N // 2, HAS_BIAS, HAS_SCALES, ACTIVATION,
-                )  # fmt: skip
-            else:
-                _finish(
-                    acc, others, pieces - 1, 0, out_ptr, rows < M, out_rows, column, N, stride_om, stride_on,
-                    bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
-                    BLOCK_M, BLOCK_N, BLOCK_N, HAS_BIAS, HAS_SCALES, ACTIVATION,
-                )  # fmt: skip
+            finish_tile(
+                acc, others, pieces - 1, out_ptr, rows < M, out_rows, tile_n * BLOCK_N, N, stride_om, stride_on,
+                bias_ptr, stride_biasm, stride_biasn, scale_a_ptr, scale_b_ptr,
+                BLOCK_M, BLOCK_N, HAS_BIAS, HAS_SCALES, ACTIVATION,
+            )  # fmt: skip
         if TRACING:
             tracing.end(context, span)
 

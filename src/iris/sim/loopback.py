@@ -281,6 +281,11 @@ def _hold_first_launches(stack: ExitStack, world: World, gpu: Gpu) -> None:
         return run(function, *args, grid=grid, warmup=False, **kwargs)
 
     _replace(stack, JITFunction, "run", load_and_launch)
+    # A kernel that is loaded for later, outside of a rank by whoever prepares something.
+    load_kernel = launch.load_kernel
+    _replace(
+        stack, launch, "load_kernel", lambda kernel: first.load(lambda: load(kernel)) if world.host else load_kernel(kernel)
+    )
 
 
 def _count_launches(stack: ExitStack, gpu: Gpu) -> None:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.errors import CaptureError, RankLost, RankMismatch, SimulationError, UnsupportedError, WaitTimeout
-from iris.runtime.launch import Launch, compiling, load_kernel
+from iris.runtime import launch
+from iris.runtime.launch import Launch, compiling
 from iris.runtime.links import link_of
 from iris.runtime.timing import GpuTimer
 from iris.tuning.query import Entry, Query, config_key
@@ -268,8 +269,8 @@ def _compile(ctx: Iris, members: Group, trials: list[Trial], progress: _Progress
     own = set(range(members.index, len(trials), members.size))
     for what, indices in (("compiling", own), ("loading what other ranks compiled", set(range(len(trials))) - own)):
         progress.step(what)
-        wanted = [(i, launch) for i in sorted(indices) if not trials[i].failure for launch in kept[i]]
-        failures = compile_all([launch for _, launch in wanted], ctx.target.shared_memory_bytes)
+        wanted = [(i, one) for i in sorted(indices) if not trials[i].failure for one in kept[i]]
+        failures = compile_all([one for _, one in wanted], ctx.target.shared_memory_bytes)
         failed = {i: failure for (i, _), failure in zip(wanted, failures, strict=True) if failure}
         _share(ctx, members, trials, failed, what)
 
@@ -303,7 +304,7 @@ def compile_all(launches: Sequence[Launch], shared_memory_bytes: int, load: bool
             if shared > shared_memory_bytes:
                 raise UnsupportedError(f"needs {shared} bytes of shared memory, the device has {shared_memory_bytes}")
             if load:
-                load_kernel(kernels[i])
+                launch.load_kernel(kernels[i])
 
         for step in (start, finish):
             for i in range(len(launches)):

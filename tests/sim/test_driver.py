@@ -24,17 +24,19 @@ def test_room_is_made_for_the_largest_kernel_and_given_back(room):
     spills = driver.Spills()
     for words in (0, 256, 700, 300, 1500):
         spills.make_room(kernel(words))
-    assert room == [1024, 2800, 6000]
+    assert room == [1024, 2048, 2800, 6000]
     spills.give_back()
-    assert room == [1024, 2800, 6000, 1024]
+    assert room == [1024, 2048, 2800, 6000, 1024]
 
 
-def test_nothing_is_set_where_nothing_spills(room):
+def test_nothing_more_is_set_where_nothing_spills(room):
+    room[0] = 4096
     spills = driver.Spills()
     spills.make_room(kernel(0))
     spills.make_room(kernel(None))
+    spills.make_room(kernel(1024))
     spills.give_back()
-    assert room == [1024]
+    assert room == [4096]
 
 
 def test_without_a_driver_nothing_is_known_and_nothing_set(monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any
 _LAZY = 2  # CUmoduleLoadingMode
 _STACK = 0  # CUlimit
 _WORD = 4  # bytes of what Triton counts as a spill
+_AT_LEAST = 2048  # bytes a thread: more than CUDA starts with, since what it has promised it may still have to make
 
 
 @cache
@@ -49,10 +50,13 @@ class Spills:
 
     def __init__(self) -> None:
         self._before = self._room = stack_bytes()
+        self._need(_AT_LEAST)
 
     def make_room(self, kernel: Any) -> None:
         """Make room for a compiled kernel that is loaded."""
-        needed = _WORD * (getattr(kernel, "n_spills", None) or 0)
+        self._need(_WORD * (getattr(kernel, "n_spills", None) or 0))
+
+    def _need(self, needed: int) -> None:
         if self._room is not None and needed > self._room:
             set_stack_bytes(needed)
             self._room = stack_bytes()

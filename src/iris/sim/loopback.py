@@ -281,11 +281,15 @@ def _hold_first_launches(stack: ExitStack, world: World, gpu: Gpu) -> None:
         return run(function, *args, grid=grid, warmup=False, **kwargs)
 
     _replace(stack, JITFunction, "run", load_and_launch)
-    # A kernel that is loaded for later, outside of a rank by whoever prepares something.
     load_kernel = launch.load_kernel
-    _replace(
-        stack, launch, "load_kernel", lambda kernel: first.load(lambda: load(kernel)) if world.host else load_kernel(kernel)
-    )
+
+    def load_for_later(kernel: Any) -> None:
+        if world.host is None:
+            load_kernel(kernel)
+        else:
+            first.load(lambda: load(kernel))
+
+    _replace(stack, launch, "load_kernel", load_for_later)
 
 
 def _count_launches(stack: ExitStack, gpu: Gpu) -> None:

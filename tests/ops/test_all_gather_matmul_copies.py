@@ -11,7 +11,7 @@ import iris
 from gathered_products import ALGORITHMS, COPIED, assert_same, check, expect, problem, refuse_strided, slow
 from iris import sim
 from iris.device import signal
-from iris.errors import CaptureError, SimulationError
+from iris.errors import CaptureError, RaceError
 from iris.ops import choice
 from iris.ops._all_gather_matmul_call import checked
 from iris.testing.reference import all_gather_matmul as reference
@@ -165,17 +165,18 @@ def test_rows_that_lie_apart_are_not_copied_by_choice(ranks, world, transpose):
     ranks(world).run(body_rows_apart, transpose)
 
 
-def body_overlapped(ctx, dtype):
+def body_overlapped(ctx, gather_dim):
     """Whole tiles, and divided ones after them, with all that follows a product."""
     world = ctx.get_num_ranks()
-    out, a, b, shards, b_host = problem(ctx, 40 * world, 100, 70, dtype, gather_dim=0, integers=True)
+    M, K = (80, 40 * world) if gather_dim == 1 else (40 * world, 70)
+    out, a, b, shards, b_host = problem(ctx, M, 100, K, torch.float16, gather_dim=gather_dim, integers=True)
     bias = torch.arange(100, dtype=torch.float32, device=ctx.get_device()) - 50
-    want = reference(shards, b_host, bias.cpu(), 0, activation="relu")
+    want = reference(shards, b_host, bias.cpu(), gather_dim, activation="relu")
     results = []
     for stages in (2, 3):
         out.fill_(float("nan"))
         config = replace(COPIED, num_stages=stages)
-        ctx.ops.all_gather_matmul(out, a, b, bias, activation="relu", gather_dim=0, config=config)
+        ctx.ops.all_gather_matmul(out, a, b, bias, activation="relu", gather_dim=gather_dim, config=config)
         ctx.synchronize()
         results.append(out.cpu())
         assert_same(results[-1].to(torch.float64), want)
@@ -183,9 +184,10 @@ def body_overlapped(ctx, dtype):
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("gather_dim", [0, 1])
 @pytest.mark.parametrize("world", [2, 3])
-def test_tiles_that_overlap_have_the_bits_of_those_that_do_not(ranks, world):
-    ranks(world).run(body_overlapped, torch.float16)
+def test_tiles_that_overlap_have_the_bits_of_those_that_do_not(ranks, world, gather_dim):
+    ranks(world).run(body_overlapped, gather_dim)
 
 
 @triton.jit
@@ -193,14 +195,16 @@ def no_wait(flag_ptr, value, slot, limit, context, peer=-1, kernel=0):
     pass
 
 
-def body_unwaited(ctx):
-    out, a, b, *_ = problem(ctx, 80, 33, 70, torch.float16, gather_dim=0)
-    ctx.ops.all_gather_matmul(out, a, b, gather_dim=0, config=COPIED)
+def body_unwaited(ctx, gather_dim):
+    out, a, b, *_ = problem(ctx, 80, 33, 70, torch.float16, gather_dim=gather_dim)
+    ctx.ops.all_gather_matmul(out, a, b, gather_dim=gather_dim, config=COPIED)
     ctx.synchronize()
 
 
-def test_a_tile_that_does_not_wait_for_its_copy_is_found(monkeypatch):
-    assert sim.run(body_unwaited, 2) == [None, None]
+@pytest.mark.interpreted("the checks are the interpreter's")
+@pytest.mark.parametrize("gather_dim", [0, 1])
+def test_a_tile_that_does_not_wait_for_its_copy_is_found(monkeypatch, gather_dim):
+    assert sim.run(body_unwaited, 2, gather_dim) == [None, None]
     monkeypatch.setattr(signal, "wait_apart", no_wait)
-    with pytest.raises(SimulationError, match=r"staged_ptr|never written"):
-        sim.run(body_unwaited, 2)
+    with pytest.raises(RaceError, match="race on staged_ptr"):
+        sim.run(body_unwaited, 2, gather_dim)

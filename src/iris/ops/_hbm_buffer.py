@@ -199,7 +199,7 @@ def _issue(ctx: Iris, call: Any, s: Schedule, workspace, out, a, b, bias, scales
         _copy(ctx, s, problem, config, staging, staged, a, members)
     rows, depth = a.shape
     b_transposed = b.stride(1) != 1
-    overlapped = _overlaps(ctx, problem, s)
+    overlapped = _overlaps(ctx, s)
     descriptors = (None, None, None)
     if s.descriptors:
         descriptors = _descriptors(config, s, staged, a, b, members.size)
@@ -239,9 +239,9 @@ def _issue(ctx: Iris, call: Any, s: Schedule, workspace, out, a, b, bias, scales
             ctx.current_stream().wait_stream(stream)
 
 
-def _overlaps(ctx: Iris, problem: Problem, s: Schedule) -> bool:
-    """Whether the kernel starts a tile while it writes the one before; see :mod:`iris.ops._whole_tiles`."""
-    if not s.copied or problem.gather_dim != 0 or s.config.num_stages < 3 or ctx.tracing.enabled:
+def _overlaps(ctx: Iris, s: Schedule) -> bool:
+    """Whether the kernel starts a tile while it writes the one before; see :mod:`iris.ops._whole_tiles_kernel`."""
+    if not s.copied or s.config.num_stages < 3 or ctx.tracing.enabled:
         return False  # of tiles that overlap events would say little
     return s.descriptors or not ctx.target.compiled  # nothing is gained without descriptors; the simulator checks it
 

@@ -8,7 +8,7 @@ from iris.device import _asm, link, numeric, signal, tracing
 from iris.device.address import translate
 from iris.ops._finish import finish_tile
 from iris.ops._hbm_fetch import EPOCH, FETCHED, FETCHES, ROLES, TILES, fetch_pieces
-from iris.ops._whole_tiles import multiply_whole_tiles
+from iris.ops._whole_tiles_kernel import multiply_whole_tiles
 from iris.x.gemm import multiply_blocks
 from iris.x.schedule import (
     divided_tile,
@@ -150,8 +150,8 @@ def hbm_buffer_kernel(
     of ``staged_ptr`` is the shard of member ``index + 1 + p``, in ``part_rows`` rows. ``fetched`` has a flag for each
     part, row of tiles and group of ``k_per_flag`` blocks: the number of the call that has brought it. With ``COPIED``
     the host's copies bring the parts instead, ``flag_rows`` rows of tiles at a time and all K of a part at once, and
-    a flag is 0 before its copy and 1 afterwards. With ``OVERLAPPED``, which needs that and ``GATHER_DIM == 0``, whole
-    tiles are multiplied by :mod:`iris.ops._whole_tiles`.
+    a flag is 0 before its copy and 1 afterwards. With ``OVERLAPPED``, which needs that, whole tiles are multiplied by
+    :mod:`iris.ops._whole_tiles_kernel`.
 
     The tiles from ``whole`` on are divided along K into ``splits`` pieces. All but the last leave their sums in
     ``sums_ptr`` (float32 or int32) and the number of the call in ``partials``; the last adds them.
@@ -198,8 +198,8 @@ def hbm_buffer_kernel(
             a_desc, staged_desc, b_desc, a_ptr, staged_ptr, b_ptr, bias_ptr, scale_a_ptr, scale_b_ptr, out_ptr,
             M, N, K_shard, stride_am, stride_ak, stride_bk, stride_bn, stride_biasm, stride_biasn, stride_om, stride_on,
             part_rows, stride_part, fetched, sums_ptr, whole, stage_rows, flag_rows, members, index, context,
-            WORLD, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, DESCRIPTORS, B_TRANSPOSED, HAS_BIAS, HAS_SCALES, ACTIVATION,
-            PRECISION, KERNEL,
+            WORLD, GATHER_DIM, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, DESCRIPTORS, B_TRANSPOSED, HAS_BIAS, HAS_SCALES,
+            ACTIVATION, PRECISION, KERNEL,
         )  # fmt: skip
     item = done + tl.atomic_add(queue + TILES, 1, sem="relaxed", scope="gpu")
     while item < items:

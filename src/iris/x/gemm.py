@@ -1,4 +1,5 @@
-"""The K loop of matrix products: :func:`multiply_blocks`, and with it a whole tile: :func:`multiply_tile`.
+"""The K loop of matrix products: :func:`multiply_blocks`; what it does with a block: :func:`multiply_block`; with it a
+whole tile: :func:`multiply_tile`.
 
 One function for every operation. Operands come by tensor descriptors where the target copies tiles in hardware and the
 layouts allow it, by pointers elsewhere; see :mod:`iris.x.operands` for the host's side. It waits for
@@ -68,7 +69,6 @@ def multiply_blocks(
         ALONG_K: the parts are columns of one A, so part p meets the rows of B of its member; else all meet all rows.
     """
     blocks = tl.cdiv(depth, BLOCK_K)
-    offsets = tl.arange(0, BLOCK_K)
     for i in range(first, last):
         of, block = part, i
         if PARTS > 1:
@@ -78,22 +78,59 @@ def multiply_blocks(
         b_k = k
         if ALONG_K:
             b_k = k + rotated_rank(origin, of, WORLD) * depth
-        if DESCRIPTORS:
-            a = a_desc.load([of * part_rows + a_row, k])
-            if B_TRANSPOSED:
-                b = b_desc.load([b_column, b_k]).T
-            else:
-                b = b_desc.load([b_k, b_column])
-        else:
-            inside = k + offsets < depth
-            a_part = a_ptr + tl.cast(of, tl.int64) * stride_part
-            a_ptrs = a_part + a_rows[:, None] + ((k + offsets).to(tl.int64) * stride_ak)[None, :]
-            link.pace_read(a_ptrs, me, owner, link_context)
-            a = tl.load(a_ptrs, mask=row_mask[:, None] & inside[None, :], other=0.0)
-            b_ptrs = b_ptr + ((b_k + offsets).to(tl.int64) * stride_bk)[:, None] + b_columns[None, :]
-            b = tl.load(b_ptrs, mask=inside[:, None] & column_mask[None, :], other=0.0)
-        acc = numeric.mma(a, b, acc, PRECISION)
+        acc = multiply_block(
+            acc, a_desc, a_ptr + tl.cast(of, tl.int64) * stride_part, of * part_rows + a_row, a_rows, row_mask,
+            stride_ak, b_desc, b_ptr, b_column, b_columns, column_mask, stride_bk, k, b_k, depth,
+            me, owner, link_context, BLOCK_K, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+        )  # fmt: skip
     return acc
+
+
+@triton.jit
+def multiply_block(
+    acc,
+    a_desc,
+    a_ptr,
+    a_row,
+    a_rows,
+    row_mask,
+    stride_ak,
+    b_desc,
+    b_ptr,
+    b_column,
+    b_columns,
+    column_mask,
+    stride_bk,
+    k,
+    b_k,
+    depth,
+    me,
+    owner,
+    link_context,
+    BLOCK_K: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``acc`` plus the product of a block of A, from its column ``k`` on, and one of B, from its row ``b_k`` on.
+
+    The arguments are those of :func:`multiply_blocks`; ``a_ptr`` and ``a_row`` are of the part that the block is in.
+    """
+    if DESCRIPTORS:
+        a = a_desc.load([a_row, k])
+        if B_TRANSPOSED:
+            b = b_desc.load([b_column, b_k]).T
+        else:
+            b = b_desc.load([b_k, b_column])
+    else:
+        offsets = tl.arange(0, BLOCK_K)
+        inside = k + offsets < depth
+        a_ptrs = a_ptr + a_rows[:, None] + ((k + offsets).to(tl.int64) * stride_ak)[None, :]
+        link.pace_read(a_ptrs, me, owner, link_context)
+        a = tl.load(a_ptrs, mask=row_mask[:, None] & inside[None, :], other=0.0)
+        b_ptrs = b_ptr + ((b_k + offsets).to(tl.int64) * stride_bk)[:, None] + b_columns[None, :]
+        b = tl.load(b_ptrs, mask=inside[:, None] & column_mask[None, :], other=0.0)
+    return numeric.mma(a, b, acc, PRECISION)
 
 
 @triton.jit

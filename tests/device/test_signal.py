@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 import iris
+from iris.device import signal
 from iris.errors import WaitTimeout
 
 STRIDE = 32
@@ -44,9 +45,16 @@ def later_program_kernel(context, flag, result, rank: tl.constexpr, world: tl.co
 
 
 @triton.jit
-def wait_kernel(context, flag, value, result, rank: tl.constexpr, world: tl.constexpr, PEER: tl.constexpr):
-    ctx = iris.DeviceContext.initialize(context, rank, world)
-    tl.store(result, ctx.wait(flag, value, peer=PEER))
+def wait_kernel(
+    context, flag, value, result, rank: tl.constexpr, world: tl.constexpr, PEER: tl.constexpr, APART: tl.constexpr
+):
+    if APART:
+        slot, limit = signal.slot_and_limit(context)
+        arrived = signal.wait_apart(flag, value, slot, limit, context, PEER)
+    else:
+        ctx = iris.DeviceContext.initialize(context, rank, world)
+        arrived = ctx.wait(flag, value, peer=PEER)
+    tl.store(result, arrived)
 
 
 @triton.jit
@@ -107,21 +115,24 @@ def test_counting_flag(ranks, world):
     ranks(world).run(body_count)
 
 
-def body_already_set(ctx):
+def body_already_set(ctx, apart):
     flag = ctx.full((1,), 7, dtype=torch.int32)
     result = torch.zeros(1, dtype=torch.int32, device=ctx.get_device())
     for value in (7, 6, -5):
         result.zero_()
-        wait_kernel[(1,)](ctx.get_device_context(), flag, value, result, ctx.get_rank(), ctx.get_num_ranks(), PEER=0)
+        wait_kernel[(1,)](
+            ctx.get_device_context(), flag, value, result, ctx.get_rank(), ctx.get_num_ranks(), PEER=0, APART=apart
+        )
         ctx.synchronize()
         assert result.item() == 1, value
 
 
-def test_wait_for_a_flag_that_is_set(ranks):
-    ranks(1).run(body_already_set)
+@pytest.mark.parametrize("apart", [False, True])
+def test_wait_for_a_flag_that_is_set(ranks, apart):
+    ranks(1).run(body_already_set, apart)
 
 
-def body_timeout(rank, world_size, limit):
+def body_timeout(rank, world_size, limit, apart):
     import os
 
     # Compiled before the short limit counts.
@@ -131,7 +142,7 @@ def body_timeout(rank, world_size, limit):
         torch.zeros(1, dtype=torch.int32, device=warm.get_device()),
     )
     for peer in {0, world_size - 1}:
-        wait_kernel[(1,)](warm.get_device_context(), set_flag, 3, result, rank, world_size, PEER=peer)
+        wait_kernel[(1,)](warm.get_device_context(), set_flag, 3, result, rank, world_size, PEER=peer, APART=apart)
     warm.barrier()
     os.environ["IRIS_TIMEOUT"] = str(limit)
     ctx = iris.iris(1 << 20)
@@ -141,7 +152,9 @@ def body_timeout(rank, world_size, limit):
     message = ""
     try:
         if rank == 0:
-            wait_kernel[(1,)](ctx.get_device_context(), flag[2:], 3, result, rank, world_size, PEER=world_size - 1)
+            wait_kernel[(1,)](
+                ctx.get_device_context(), flag[2:], 3, result, rank, world_size, PEER=world_size - 1, APART=apart
+            )
         ctx.barrier()
     except WaitTimeout as error:
         message = str(error)
@@ -156,7 +169,7 @@ def body_timeout(rank, world_size, limit):
     # The context works on: the slot was reset on every rank.
     flag.fill_(9)
     ctx.barrier()
-    wait_kernel[(1,)](ctx.get_device_context(), flag[2:], 3, result, rank, world_size, PEER=0)
+    wait_kernel[(1,)](ctx.get_device_context(), flag[2:], 3, result, rank, world_size, PEER=0, APART=apart)
     ctx.barrier()
     assert result.item() == 1
     os.environ.pop("IRIS_TIMEOUT")
@@ -164,4 +177,10 @@ def body_timeout(rank, world_size, limit):
 
 @pytest.mark.processes("a wait that ends by its time limit; simulated ones end as deadlocks")
 def test_a_wait_in_vain_is_an_error_on_every_rank(ranks, world):
-    ranks(world).run(body_timeout, 2.0, context=None)
+    ranks(world).run(body_timeout, 2.0, False, context=None)
+
+
+@pytest.mark.processes("a wait that ends by its time limit; simulated ones end as deadlocks")
+@pytest.mark.parametrize("world", [2])
+def test_a_wait_of_threads_in_vain_is_an_error_on_every_rank(ranks, world):
+    ranks(world).run(body_timeout, 2.0, True, context=None)

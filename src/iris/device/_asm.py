@@ -206,6 +206,9 @@ else:
             pack=1,
         )
 
+    # Whether there is await_flag: on NVIDIA.
+    awaits_flags = target_info.is_cuda
+
     @triton.jit
     def await_flag(flag_ptr, value, slot, ticks, peer, kernel, program):
         """Waits until a flag reached ``value``, another wait of the context had failed, or so many ticks are over; that

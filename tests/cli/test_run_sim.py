@@ -115,6 +115,7 @@ TORCHRUN = """
         dist.barrier()
         assert calls == 1, "the ranks share a global"
         assert isinstance(pickle.loads(pickle.dumps(Message())), Message), "__main__ is another rank's"
+        assert "torch._dynamo" not in sys.modules, "a second spent on importing torch.compile, which nothing uses"
         print("rank", rank, "sum", int(total), "rows", rows, sys.argv, __name__, __file__, sys.path[0])
         print("random", random.random())
         dist.destroy_process_group()

@@ -65,6 +65,22 @@ def test_conditions_of_blocks_and_scalars_together(sim):
     sim.run(body_conditions, 1)
 
 
+def test_types_and_tensors_of_one_shape_are_alike():
+    first, again = (tl.block_type(tl.int32, [2, 4]) for _ in range(2))
+    assert first == again
+    assert first.name == again.name
+    assert (again.numel, list(again.shape), again.scalar) == (8, [2, 4], tl.int32)
+    assert tl.block_type(tl.float32, [2, 4]) != first
+    assert tl.block_type(tl.pointer_type(tl.int32), [2, 4]).scalar.is_ptr()
+    tensors = [tl.tensor(name, again) for name in ("a", "b")]
+    assert [(t.handle, t.dtype, [int(n) for n in t.shape], int(t.numel)) for t in tensors] == [
+        ("a", tl.int32, [2, 4], 8),
+        ("b", tl.int32, [2, 4], 8),
+    ]
+    with pytest.raises(TypeError):
+        tl.block_type(tl.int32, [2, 4.0])
+
+
 @triton.jit
 def cast_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)

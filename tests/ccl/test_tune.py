@@ -14,6 +14,8 @@ from iris.tuning import autotune
 
 OPERATIONS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "broadcast")
 slow = partial(pytest.param, marks=pytest.mark.slow)
+# So many that every algorithm has a place, in whatever order the cost model puts them.
+MOST = {"all_gather": 8, "all_reduce": 6, "all_to_all": 6}
 every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 
 
@@ -66,7 +68,7 @@ def body_tune(ctx, operation, place, best):
     os.environ["IRIS_CACHE_DIR"] = place
     told = []
     try:
-        with autotune.using(timer=Times(best), told=told.append, candidates=6 if operation.startswith("all_") else 4):
+        with autotune.using(timer=Times(best), told=told.append, candidates=MOST.get(operation, 4)):
             call(ctx, operation, out, inp, tune=True)
             check(ctx, out, expected)
             out.fill_(float("nan"))
@@ -96,7 +98,7 @@ def test_tuning_finds_the_best_and_the_result_is_right(ranks, world, operation, 
     assert [failure for _, _, _, failure in tried] == [""] * len(tried)
     assert tried[0][2] == {}
     assert tried[1][1] == "torch"
-    assert 4 <= len(tried) <= 6
+    assert 4 <= len(tried) <= MOST.get(operation, 4)
     assert {algorithm for _, algorithm, _, _ in tried} == {"torch", *_candidates.VARIANTS[operation]}
     assert winner == tried[2][0]
     # What a later program makes a configuration of does not name the algorithm twice.

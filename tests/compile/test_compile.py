@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from iris import _target
 
@@ -24,11 +25,14 @@ CHILDREN = 2
 
 
 class Compiled:
-    """The workers' answers, one for each architecture; those of a selection of tests start together."""
+    """The workers' answers, one for each architecture; those of a selection of tests start together.
 
-    def __init__(self, selection, cache):
+    ``folder`` is one for all processes of pytest: what one has compiled, or is compiling, no other compiles.
+    """
+
+    def __init__(self, selection, folder):
         self._selection = selection
-        self._cache = cache
+        self._folder = folder
         self._answers = {}
         self._pool = None
 
@@ -45,26 +49,42 @@ class Compiled:
             self._pool.shutdown(cancel_futures=True)
 
     def _compile(self, arch):
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "TRITON_"))}
-        environment |= {"IRIS_RUNTIME": "gpu", "TRITON_CACHE_DIR": str(self._cache / arch)}
-        command = [sys.executable, str(WORKER), arch, self._selection]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
-        assert done.returncode == 0, done.stderr[-4000:]
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = self._folder / f"{self._selection}-{arch}.json"
+        with FileLock(f"{answer}.lock"):
+            if not answer.exists():
+                answer.write_text(self._printed(arch))
+        answer = json.loads(answer.read_text())
         assert answer["records"]
         return answer
 
+    def _printed(self, arch):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "TRITON_"))}
+        environment |= {"IRIS_RUNTIME": "gpu", "TRITON_CACHE_DIR": str(self._folder / arch)}
+        command = [sys.executable, str(WORKER), arch, self._selection]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout.splitlines()[-1]
+
 
 @pytest.fixture(scope="session")
-def cover(tmp_path_factory):
-    compiled = Compiled("cover", tmp_path_factory.mktemp("cover"))
+def folder(tmp_path_factory, request):
+    """A folder of this run that its processes share."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if hasattr(request.config, "workerinput") else base) / "compiled"
+    place.mkdir(exist_ok=True)
+    return place
+
+
+@pytest.fixture(scope="session")
+def cover(folder):
+    compiled = Compiled("cover", folder)
     yield compiled
     compiled.close()
 
 
 @pytest.fixture(scope="session")
-def product(tmp_path_factory):
-    compiled = Compiled("product", tmp_path_factory.mktemp("product"))
+def product(folder):
+    compiled = Compiled("product", folder)
     yield compiled
     compiled.close()
 

@@ -131,8 +131,9 @@ def wait_all(flag_ptrs, values, context, peers, kernel=0):
 
 @triton.jit
 def wait_apart(flag_ptr, value, slot, limit, context, peer=-1, kernel=0):
-    """As :func:`wait`, but on NVIDIA every thread waits by itself, in what the compiler takes for one instruction: a loop
-    that waits so is pipelined. Loads by tensor descriptors that follow come after what was acquired.
+    """As :func:`wait`, but on NVIDIA every thread waits by itself, and the compiler takes it for one instruction.
+
+    So a loop that waits is pipelined. Loads by tensor descriptors that follow come after what was acquired.
 
     Args:
         flag_ptr, value, context, peer, kernel: as for :func:`wait`.

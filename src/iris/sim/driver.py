@@ -38,7 +38,7 @@ def set_stack_bytes(nbytes: int) -> None:
     """Have so many bytes of local memory for each thread; waits until the GPU is idle."""
     result = _driver().cuCtxSetLimit(_STACK, ctypes.c_size_t(nbytes))
     if result != 0:
-        raise MemoryError(f"CUDA has no room for {nbytes} bytes of local memory a thread (error {result})")
+        raise RuntimeError(f"CUDA gives a thread no {nbytes} bytes of local memory (error {result} of the driver)")
 
 
 class Spills:

@@ -156,9 +156,7 @@ def fetch(ctx: Any, work: Operands, carry: Callable[[int, dict[int, int]], Calla
     peers = [(rank + step) % world for step in range(1, world)]
     arrive = None if carry is None or not peers else carry(rank, dict.fromkeys(peers, nbytes))
     for peer in peers:
-        address = ctx.heap.translate(work.a.data_ptr(), rank, peer)
-        theirs = ctx.heap.region.tensor(address, nbytes, None).view(work.shape.dtype).view(work.a.shape)
-        work.part(work.scratch, peer, world).copy_(theirs)
+        work.part(work.scratch, peer, world).copy_(ctx.heap.on_peer(work.a, peer))
     if arrive is not None:
         arrive()
 

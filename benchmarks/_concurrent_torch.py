@@ -89,8 +89,7 @@ def copied(ctx: Any, payload: Payload) -> Moving:
         received[peer] += own.nbytes
         if not own.numel():
             return own
-        address = ctx.heap.translate(own.data_ptr(), rank, peer)
-        return ctx.heap.region.tensor(address, own.nbytes, None).view(own.dtype).view(own.shape)
+        return ctx.heap.on_peer(own, peer)
 
     # Where to, and what is copied there first and then added.
     moves: list[tuple[torch.Tensor, list[torch.Tensor]]] = []

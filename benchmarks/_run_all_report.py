@@ -1,292 +1,32 @@
-"""What run_all.py writes: goals, tables, figures and a page that sums them up."""
+"""What run_all.py writes: tables, figures and a page that sums them up."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import report_concurrent_speed as concurrent
-from _run_all_steps import GRID_CASES, SEEDS, Step
-from _run_all_tests import outcomes, reasons
+from _run_all_goals import (
+    Data,
+    counted,
+    gigabytes,
+    goals,
+    left_out,
+    problem_name,
+    problems,
+    size_text,
+    speedup,
+    time_of,
+)
+from _run_all_steps import SEEDS, Step
 
 SUMMARY, TABLES = "summary.md", "tables.md"
-SPEEDUP, HIDDEN, FROM_M = 1.2, 80.0, 4096
-SMALL_US, SMALL_BYTES = 12.0, 64 << 10
-GATHER_GBPS = 350.0
-NK = (3584, 8192)  # of all_gather_matmul's goals
-# Goals of more than two ranks.
-SPEEDUP_OF_MANY = 1.3
-NOISE = 0.03  # two turns of the same operations differ by as much: what is slower by less is not called slower
-AT_BYTES, AT_US = 8 << 10, 11.0
-SPLIT_LOSS = 0.02
 # Of bench_matmul_reduce.py: a multiplication and a reduction one after the other, and what is not ours or is a part.
 PAIRS = ("torch", "ccl", "torch_one_shot", "torch_two_shot", "torch_reduce_scatter")
 PARTS = ("torch_fused", "auto", "matmul", "own matmul")
-REACHED, MISSED, UNKNOWN = "reached", "missed", "not measured"
 MOST_NAMES = 100
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A goal, what was measured, and whether that reaches it."""
-
-    goal: str
-    measured: str
-    verdict: str
-
-
-class Data:
-    """What the steps wrote; a step without a file has none."""
-
-    def __init__(self, out: Path, steps: Sequence[Step]):
-        self.out, self.steps = out, steps
-
-    def _read(self, step: Step, file: str = "") -> Any:
-        try:
-            return json.loads((self.out / (file or step.output)).read_text())
-        except (FileNotFoundError, ValueError):  # a step that was ended may have left half a file
-            return None
-
-    @property
-    def machine(self) -> dict[str, Any]:
-        step = next((step for step in self.steps if step.kind == "machine"), None)
-        return (step and self._read(step)) or {}
-
-    def rows(self, prefix: str = "") -> list[dict[str, Any]]:
-        """Rows of iris.bench of the steps whose names begin so."""
-        chosen = [step for step in self.steps if step.kind == "bench" and step.name.startswith(prefix)]
-        return [row for step in chosen for row in self._read(step) or ()]
-
-    def collectives(self) -> list[dict[str, Any]]:
-        chosen = [step for step in self.steps if step.kind == "collectives"]
-        return [row for step in chosen for row in (self._read(step) or {}).get("rows", ())]
-
-    def sweeps(self) -> list[dict[str, Any]]:
-        """Rows of the sweeps of configurations."""
-        return [row for step in self.steps if step.kind == "sweep" for row in self._read(step) or ()]
-
-    def grids(self) -> list[dict[str, Any]]:
-        """What tuning loses in each case of the grids of iris.concurrent."""
-        chosen = [step for step in self.steps if step.kind == "grid"]
-        return [case for step in chosen for case in (self._read(step, step.digest) or {}).get("cases", ())]
-
-    def tests(self) -> dict[str, dict[str, str]]:
-        """Outcomes by step and test, of steps that have begun."""
-        return {step.name: outcomes(self.out / step.output) for step in self._begun_tests()}
-
-    def reasons(self) -> dict[str, dict[str, str]]:
-        """Why tests failed, by step and test."""
-        return {step.name: reasons(self.out / step.output) for step in self._begun_tests()}
-
-    def _begun_tests(self) -> list[Step]:
-        return [step for step in self.steps if step.kind == "tests" and (self.out / step.output).exists()]
-
-    @property
-    def interpreted(self) -> bool:
-        """Whether times mean nothing."""
-        clocks = {row["environment"]["clock"] for row in self.rows() if row.get("environment")}
-        links = {row["link"] for row in self.collectives()}
-        return bool(clocks - {"gpu"}) or "interpreted" in links
-
-
-def counted(tests: dict[str, str]) -> dict[str, int]:
-    """How many tests have each outcome; those that have not ended are left out."""
-    return {outcome: list(tests.values()).count(outcome) for outcome in ("passed", "failed", "skipped")}
-
-
-def has_failed(out: Path, step: Step, state: dict[str, Any]) -> bool:
-    """Whether a step failed, or tests of one that has not ended did."""
-    record = state["steps"].get(step.name, {})
-    if record.get("state") == "failed":
-        return True
-    return (
-        step.kind == "tests" and record.get("state") == "partly" and counted(outcomes(out / step.output))["failed"] > 0
-    )
-
-
-def problems(rows: Iterable[dict[str, Any]]) -> dict[tuple, dict[str, dict[str, Any]]]:
-    """Rows of all_gather_matmul by algorithm, for each (N, K, dtype, gather_dim, M)."""
-    found: dict[tuple, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        params = row["params"]
-        if "shape" in params:
-            params = {**params, **dict(zip("MNK", map(int, params["shape"].split("x")), strict=True))}
-        if "gather_dim" in params:
-            key = tuple(params[name] for name in ("N", "K", "dtype", "gather_dim", "M"))
-            found.setdefault(key, {})[params["algorithm"]] = row
-    return dict(sorted(found.items(), key=lambda item: tuple(map(str, item[0][:4])) + (item[0][4],)))
-
-
-def time_of(ways: dict[str, dict[str, Any]], name: str) -> float | None:
-    return ways.get(name, {}).get("gpu_time_ms")
-
-
-def _shown(key: tuple, whole: bool = False) -> str:
-    columns = f" N={key[0]} K={key[1]}" if whole else ""
-    return f"M={key[4]}{columns} {key[2]} gather_dim={key[3]}"
-
-
-def _speedup(ways: dict[str, dict[str, Any]]) -> float | None:
-    """How many times as fast as PyTorch's operations ``auto`` is."""
-    return ways.get("auto", {}).get("speedups", {}).get("torch")
-
-
-def _judged(goal: str, values: dict[str, float | None], reaches: Callable[[float], bool], form: str, low: bool) -> Goal:
-    """A goal that every problem must reach. ``low``: whether the smallest value is the worst one."""
-    measured = {name: value for name, value in values.items() if value is not None}
-    if not measured:
-        return Goal(goal, "-", UNKNOWN)
-    worst, best = (min, max) if low else (max, min)
-    ends = [pick(measured, key=measured.__getitem__) for pick in (worst, best)]
-    good = sum(map(reaches, measured.values()))
-    text = f"in {good} of {len(values)}: " + " to ".join(f"{format(measured[end], form)} ({end})" for end in ends)
-    missing = len(values) - len(measured)
-    if missing:
-        text += f"; {missing} have no figure"
-    if good < len(measured):
-        return Goal(goal, text, MISSED)
-    return Goal(goal, text, UNKNOWN if missing else REACHED)
-
-
-def goals(data: Data, ranks: int) -> list[Goal]:
-    """Each goal for a number of ranks with what was measured for it."""
-    found = _goals_of_two(data) if ranks <= 2 else _goals_of_many(data)
-    if data.interpreted:
-        return [Goal(one.goal, "kernels were interpreted, so times mean nothing", UNKNOWN) for one in found]
-    return found
-
-
-def _large(data: Data) -> dict[str, dict[str, dict[str, Any]]]:
-    """The problems of the sweep over M with as many rows as goals speak of."""
-    found = problems(data.rows("all_gather_matmul"))
-    return {_shown(key): own for key, own in found.items() if key[:2] == NK and key[4] >= FROM_M}
-
-
-def _faster(data: Data, least: float) -> Goal:
-    return _judged(
-        f"all_gather_matmul at least {least} times as fast as NCCL + cuBLAS, M >= {FROM_M}",
-        {name: _speedup(own) for name, own in _large(data).items()},
-        lambda value: value >= least,
-        ".2f",
-        True,
-    )
-
-
-def _goals_of_two(data: Data) -> list[Goal]:
-    ways = _large(data)
-    auto = [row for row in data.collectives() if row["variant"] == "auto"]
-    hidden = {name: own.get("auto", {}).get("hidden_pct") for name, own in ways.items()}
-    fused = {}
-    for name, own in ways.items():
-        if name.endswith("=0"):
-            ours, theirs = time_of(own, "auto"), time_of(own, "torch_fused")
-            fused[name] = theirs / ours if ours and theirs else None
-    small = {
-        _size(row["bytes"]): row["median_us"]
-        for row in auto
-        if row["operation"] == "all_reduce" and row["bytes"] <= SMALL_BYTES
-    }
-    received = {row["bytes"]: gigabytes(row) for row in auto if row["operation"] == "all_gather"}
-    largest = {_size(b): received[b] for b in (max(received),)} if received else {}
-    return [
-        _faster(data, SPEEDUP),
-        _judged(
-            f"all_gather_matmul hides at least {HIDDEN:.0f} % of the communication, M >= {FROM_M}",
-            hidden,
-            lambda value: value >= HIDDEN,
-            ".0f",
-            True,
-        ),
-        _judged(
-            f"all_gather_matmul faster than PyTorch's fused operation (times as fast), M >= {FROM_M}",
-            fused,
-            lambda value: value > 1,
-            ".2f",
-            True,
-        ),
-        _judged(
-            f"all_reduce under {SMALL_US:.0f} us up to {_size(SMALL_BYTES)}",
-            small,
-            lambda value: value < SMALL_US,
-            ".1f",
-            False,
-        ),
-        _judged(
-            f"all_gather at least {GATHER_GBPS:.0f} GB/s a direction, at the largest size",
-            largest,
-            lambda value: value >= GATHER_GBPS,
-            ".0f",
-            True,
-        ),
-    ]
-
-
-def _goals_of_many(data: Data) -> list[Goal]:
-    every = {}
-    for prefix in ("all_gather_matmul", "llama", "seed_shapes"):
-        for key, own in problems(data.rows(prefix)).items():
-            if not _left_out(own):
-                every[_shown(key, whole=True)] = _speedup(own)
-    small = {
-        _size(row["bytes"]): row.get("graph_us")
-        for row in data.collectives()
-        if (row["operation"], row["variant"], row["bytes"]) == ("all_reduce", "auto", AT_BYTES)
-    }
-    return [
-        _faster(data, SPEEDUP_OF_MANY),
-        _judged(
-            f"all_gather_matmul nowhere slower than NCCL + cuBLAS by what is chosen: at least {1 - NOISE:.2f} times as "
-            f"fast, since {100 * NOISE:.0f} % are noise",
-            every,
-            lambda value: value >= 1 - NOISE,
-            ".2f",
-            True,
-        ),
-        _judged(
-            f"all_reduce of {AT_BYTES // 2} elements of bf16 ({_size(AT_BYTES)}) under {AT_US:.0f} us in graphs",
-            small,
-            lambda value: value < AT_US,
-            ".1f",
-            False,
-        ),
-        _split_goal(data.grids()),
-    ]
-
-
-def _split_goal(cases: Sequence[dict[str, Any]]) -> Goal:
-    """Whether the best of few timed splits is near the best of the grid, on average over the cases."""
-    goal = f"iris.concurrent: the best of 8 timed splits within {100 * SPLIT_LOSS:.0f} % of the best on average"
-    if not cases:
-        return Goal(goal, "-", UNKNOWN)
-    lost = {case["case"]: case["tuning"] for case in cases}
-    mean, worst = statistics.fmean(lost.values()), max(lost, key=lost.__getitem__)
-    text = f"{100 * mean:.1f} % over {len(lost)} of {GRID_CASES} cases, at most {100 * lost[worst]:.0f} % ({worst})"
-    if mean > SPLIT_LOSS:
-        return Goal(goal, text, MISSED)
-    return Goal(goal, text, REACHED if len(lost) >= GRID_CASES else UNKNOWN)
-
-
-def _left_out(ways: dict[str, dict[str, Any]]) -> str:
-    """Why a problem was not measured at all; empty when it was, or should have been."""
-    why = {row["skip_reason"] for row in ways.values()}
-    return why.pop() if len(why) == 1 else ""
-
-
-def gigabytes(row: dict[str, Any]) -> float:
-    """GB/s that a rank receives in an all_gather, whose ``bytes`` are those of the gathered tensor."""
-    return row["bytes"] * (row["world"] - 1) / row["world"] / row["median_us"] / 1e3
-
-
-def _size(nbytes: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:g} {name}"
-    return f"{nbytes} B"
 
 
 def _markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
@@ -305,7 +45,7 @@ def links_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in own:
         key = tuple(row["params"][name] for name in ("direction", "way", "nbytes"))
         cells.setdefault(key, {})[row["params"]["by"]] = row["bandwidth_gbps"]
-    shown = [[d, w, _size(n), *(by.get(c) for c in columns)] for (d, w, n), by in sorted(cells.items())]
+    shown = [[d, w, size_text(n), *(by.get(c) for c in columns)] for (d, w, n), by in sorted(cells.items())]
     return _markdown(["direction", "way", "size", *columns], shown) if own else []
 
 
@@ -342,12 +82,12 @@ def seeds_section(rows: Sequence[dict[str, Any]]) -> list[str]:
     header = ["M", "N", "K", *(f"{name} ms" for name in names), "auto takes", "x torch", f"x torch on {SEEDS}"]
     shown, without = [], []
     for key, ways in found.items():
-        (n, k, _, _, m), why = key, _left_out(ways)
+        (n, k, _, _, m), why = key, left_out(ways)
         if why:
-            without.append(f"- left out: {_shown(key, whole=True)}: {why}")
+            without.append(f"- left out: {problem_name(key, whole=True)}: {why}")
             continue
         counters = ways.get("auto", {}).get("counters", {})
-        line = [m, n, k, *(time_of(ways, name) for name in names), counters.get("takes"), _speedup(ways)]
+        line = [m, n, k, *(time_of(ways, name) for name in names), counters.get("takes"), speedup(ways)]
         shown.append([*line, counters.get("published speedup")])
     return [*(_markdown(header, shown) if shown else []), *without, *([""] if without else [])]
 
@@ -420,7 +160,7 @@ def gathers_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     shown = []
     for (_, nbytes), found in by_size(own).items():
         rates = {row["name"]: gigabytes(row) for row in found}
-        shown.append([_size(nbytes), *(rates.get(name) for name in columns)])
+        shown.append([size_text(nbytes), *(rates.get(name) for name in columns)])
     return _markdown(["size", *columns], shown) if shown else []
 
 
@@ -450,7 +190,7 @@ def collectives_table(rows: Sequence[dict[str, Any]]) -> list[str]:
         auto = next((row for row in own if row["variant"] == "auto"), None)
         ours = min((r for r in own if not r["peer"]), key=lambda r: r["median_us"], default=None)
         peer = min((r for r in own if r["peer"]), key=lambda r: r["median_us"], default=None)
-        line = [operation, _size(nbytes), auto and auto["median_us"], auto and auto.get("algorithm")]
+        line = [operation, size_text(nbytes), auto and auto["median_us"], auto and auto.get("algorithm")]
         for one in (ours, peer):
             line += [one and one["name"], one and one["median_us"]]
         line += [peer["median_us"] / auto["median_us"] if peer and auto else None]
@@ -572,7 +312,7 @@ def tables(data: Data) -> str:
         lines += [f"## {name}", "", *bench_table([row for row in rows if row["benchmark"] == name])]
     header = ["operation", "size", "candidate", "graph us", "eager us", "p50 us", "p99 us", "calls", "buffer sets"]
     kinds = ("graph_us", "eager_us", "p50_us", "p99_us", "calls", "sets")
-    shown = [[r["operation"], _size(r["bytes"]), r["name"], *(r.get(k) for k in kinds)] for r in data.collectives()]
+    shown = [[r["operation"], size_text(r["bytes"]), r["name"], *(r.get(k) for k in kinds)] for r in data.collectives()]
     lines += ["## Collectives", "", *_markdown(header, shown)] if shown else []
     return "\n".join(lines)
 

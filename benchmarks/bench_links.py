@@ -129,12 +129,6 @@ def buffers_of(ctx, numel):
     return _latest[ctx]
 
 
-def at_peer(ctx, tensor, peer):
-    """The same tensor of another rank, as mapped in this process."""
-    address = ctx.heap.translate(tensor.data_ptr(), ctx.get_rank(), peer)
-    return ctx.heap.region.tensor(address, tensor.nbytes, None).view(tensor.dtype)
-
-
 @bench.register
 @bench.axis("num_ranks", [2])
 @bench.axis("nbytes", [1 << 20, 1 << 24, 1 << 28, 1 << 30])
@@ -169,9 +163,9 @@ def bandwidth(state, ctx):
             return
         if by == ENGINE:
             if way == "put":
-                at_peer(ctx, work.target, peer).copy_(work.source)
+                ctx.heap.on_peer(work.target, peer).copy_(work.source)
             else:
-                work.target.copy_(at_peer(ctx, work.source, peer))
+                work.target.copy_(ctx.heap.on_peer(work.source, peer))
             return
         kernel = put_kernel if way == "put" else get_kernel
         grid = (ctx.get_cu_count() if by == "all" else int(by),)

@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 
 import _run_all_report as report
+from _run_all_goals import counted, has_failed
 from _run_all_steps import Step, table
 from _run_all_tests import outcomes
 
@@ -208,7 +209,7 @@ def verdict(step: Step, out: Path, code: int | None, limit: float) -> str:
     """What is wrong with how a step ended; empty when nothing is."""
     output = out / step.output
     if step.kind == "tests":
-        counts = report.counted(outcomes(output))
+        counts = counted(outcomes(output))
         if code is not None and code < 0:
             return f"pytest was ended by signal {-code}"
         if not sum(counts.values()):
@@ -382,7 +383,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             postponed = run(chosen, out, state, deadline, write, again=bool(given.only))
     finally:
         report.write(out, steps, state.data, draw_figures=True)
-    failed = [step.name for step in steps if report.has_failed(out, step, state.data)]
+    failed = [step.name for step in steps if has_failed(out, step, state.data)]
     if postponed:
         names = ", ".join(step.name for step in postponed)
         print(f"left for another call, about {sum(s.estimate for s in postponed):.0f} s: {names}")

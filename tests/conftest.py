@@ -69,7 +69,8 @@ def pytest_configure(config):
     if config.option.runtime in COMPILED:
         _keep_to_themselves(config)
     if config.option.runtime == "loopback":
-        _prepare_cuda()
+        # A test without ranks may be the one that starts CUDA.
+        importlib.import_module("iris.sim.loopback").settle_cuda()
     import iris  # noqa: F401
 
     if before is None:
@@ -83,14 +84,6 @@ def _keep_to_themselves(config):
     place = tempfile.TemporaryDirectory(prefix="iris-tests-")
     os.environ["IRIS_CACHE_DIR"] = place.name
     config.add_cleanup(place.cleanup)
-
-
-def _prepare_cuda():
-    """What :mod:`iris.sim.loopback` sets before CUDA starts; here a test without ranks may start it."""
-    from iris.sim.loopback import CUDA_SETTINGS
-
-    for name, value in CUDA_SETTINGS.items():
-        os.environ.setdefault(name, value)
 
 
 def pytest_generate_tests(metafunc):
@@ -109,13 +102,11 @@ def _names(mark):
 
 
 def pytest_runtest_setup(item):
-    mark = item.get_closest_marker("processes")
     runtime = item.config.option.runtime
-    if mark and runtime in ("sim", "loopback"):
-        pytest.skip(f"not with --runtime {runtime}: {mark.args[0]}")
-    mark = item.get_closest_marker("interpreted")
-    if mark and runtime in COMPILED:
-        pytest.skip(f"not with --runtime {runtime}: {mark.args[0]}")
+    for name, impossible in (("processes", ("sim", "loopback")), ("interpreted", COMPILED)):
+        mark = item.get_closest_marker(name)
+        if mark and runtime in impossible:
+            pytest.skip(f"not with --runtime {runtime}: {mark.args[0]}")
 
 
 def pytest_itemcollected(item):

@@ -23,7 +23,7 @@ def helpers(monkeypatch, own_script):
 
     yield _matmul_reduce
     modules = ("_matmul_reduce", "_matmul_reduce_alone", "_ways", "bench_matmul_reduce")
-    for name in (*modules, "_run_all_report", "_run_all_steps"):
+    for name in (*modules, "_run_all_report", "_run_all_goals", "_run_all_steps"):
         sys.modules.pop(name, None)
 
 

@@ -15,7 +15,15 @@ from iris.tuning import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
-MODULES = ("run_all", "_run_all_report", "_run_all_steps", "_run_all_tests", "_published", "bench_links")
+MODULES = (
+    "run_all",
+    "_run_all_report",
+    "_run_all_goals",
+    "_run_all_steps",
+    "_run_all_tests",
+    "_published",
+    "bench_links",
+)
 IRIS = ("-m", "_iris_command", "run")
 
 

@@ -14,7 +14,15 @@ def scripts(monkeypatch):
     """Modules of the folder of benchmarks can be imported, each test's anew."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield
-    for name in ("_run_all_report", "_run_all_steps", "_run_all_tests", "_published", "_tuned", "report_concurrent"):
+    for name in (
+        "_run_all_report",
+        "_run_all_goals",
+        "_run_all_steps",
+        "_run_all_tests",
+        "_published",
+        "_tuned",
+        "report_concurrent",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -147,11 +155,11 @@ def test_goals_of_more_ranks_that_are_missed_or_not_measured(tmp_path):
 
 
 def test_all_reduce_is_measured_at_the_size_of_the_goal():
-    import _run_all_report as report
+    import _run_all_goals as goals
     from _run_all_steps import table
 
     (small,) = (one for one in table(8) if one.name == "all_reduce-small")
-    assert f"{report.AT_BYTES >> 10}KiB" in small.words[small.words.index("--sizes") + 1].split(",")
+    assert f"{goals.AT_BYTES >> 10}KiB" in small.words[small.words.index("--sizes") + 1].split(",")
 
 
 def test_configurations_in_the_summary(tmp_path):

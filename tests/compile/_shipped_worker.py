@@ -10,13 +10,12 @@ differ in numbers alone are one kernel, which is compiled once.
 import json
 import sys
 from types import SimpleNamespace
-from unittest import mock
 
 import torch
 from _ccl_kernels import noting
 from _compile_worker import stack_bytes
 from _reduce_kernels import _Machine as ReduceMachine
-from _staged_kernels import _Machine, specialised, tensor
+from _staged_kernels import _Machine, specialised, tensor, without_copies
 
 from iris import _target
 from iris.ops import _hbm_buffer, _matmul_all_gather, _matmul_reduce, all_gather_matmul
@@ -45,8 +44,7 @@ def gathering(target, case, dtype, config):
     words = torch.empty(64, dtype=torch.int32)
     workspace = SimpleNamespace(staging=Staging(machine), locks=words, counters=words)
     issue = all_gather_matmul._run_pull if case["algorithm"] == "pull" else _hbm_buffer.run_hbm_buffer
-    # Copies launch nothing that is compiled.
-    with mock.patch.multiple(_hbm_buffer, _copy=mock.DEFAULT, _copy_streams=lambda *args: []):
+    with without_copies():
         issue(machine, call, workspace, out, a, b, None, _SCALES, members)
 
 

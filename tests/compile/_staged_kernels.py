@@ -4,6 +4,7 @@ The call is prepared as it would be there, with the configuration that is chosen
 down: so what is compiled is what runs.
 """
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest import mock
 
@@ -55,6 +56,13 @@ def tensor(M, N, transpose, dtype):
     if transpose == "T":
         return torch.empty(N, M, dtype=dtype, device="meta").t()
     return torch.empty(M, N, dtype=dtype, device="meta")
+
+
+@contextmanager
+def without_copies():
+    """No copies and no streams for them: they launch nothing that depends on the problem."""
+    with mock.patch.object(_hbm_buffer, "_copy"), mock.patch.object(Staging, "streams", return_value=[]):
+        yield
 
 
 def specialised(kernel, args, meta):
@@ -111,8 +119,7 @@ def hbm(
     members = Group(tuple(range(world)), 0)
     words = torch.empty(64, dtype=torch.int32)
     workspace = SimpleNamespace(staging=Staging(machine), locks=words, counters=words)
-    # No copies and no streams: they launch nothing that depends on the problem.
-    with noting() as noted, mock.patch.multiple(_hbm_buffer, _copy=mock.DEFAULT, _copy_streams=lambda *args: []):
+    with noting() as noted, without_copies():
         _hbm_buffer.run_hbm_buffer(
             machine, call, workspace, out, a, b, added if bias else None, (scale, scale), members
         )

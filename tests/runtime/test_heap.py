@@ -257,3 +257,22 @@ def body_descriptions(ctx):
 
 def test_an_address_is_told_by_its_allocation(ranks):
     ranks(2).run(body_descriptions)
+
+
+def body_on_peer(ctx):
+    rank, world = ctx.get_rank(), ctx.get_num_ranks()
+    peer = (rank + 1) % world
+    whole = ctx.zeros(4, 6, dtype=torch.int32)
+    there = ctx.heap.on_peer(whole[1:3], peer)
+    assert (there.shape, there.dtype) == ((2, 6), torch.int32)
+    ctx.barrier()
+    there.copy_(torch.arange(12, dtype=torch.int32, device=ctx.get_device()).view(2, 6) + 100 * rank)
+    ctx.barrier()
+    want = torch.zeros(4, 6, dtype=torch.int32)
+    want[1:3] = torch.arange(12).view(2, 6) + 100 * ((rank + world - 1) % world)
+    assert torch.equal(whole.cpu(), want)
+    ctx.barrier()
+
+
+def test_what_a_tensor_is_on_another_rank(ranks, world):
+    ranks(world).run(body_on_peer)

@@ -35,7 +35,6 @@ from iris.device import link, memory
 from iris.runtime import launch
 from iris.runtime.channels import Channels
 from iris.runtime.groups import Group
-from iris.runtime.links import link_of
 from iris.x.channel import close_channel, meet, open_channel
 from iris.x.schedule import rotated_rank
 
@@ -112,14 +111,12 @@ def copies(
     places = [(members.index + step) % members.size for step in range(1, members.size + (not in_place))]
     peers = [members.ranks[place] for place in places]
     copy = _engine(ctx) if ctx.target.compiled else _program(ctx)
-    # One for each copy, so that all links carry at once. Within a card there are no links, and few hardware queues.
-    wanted = 1 if link_of(ctx) == "shared" else len(peers)
 
     def issue(channels: Channels, out: torch.Tensor, inp: torch.Tensor) -> None:
         if ctx.kept_launches is not None:
             meeting(channels)
             return  # the ranks do not meet, so nothing may be written to a peer
-        start, streams = ctx.current_stream(), channels.streams(wanted)
+        start, streams = ctx.current_stream(), channels.streams(len(peers))
         mine = inp.as_strided((source.count,), (1,))
         own = out.as_strided((to.count,), (1,), out.storage_offset() + members.index * to.distance)
         meeting(channels)
@@ -127,7 +124,7 @@ def copies(
         for stream in streams:
             stream.wait_event(met)
         for number, peer in enumerate(peers):
-            with ctx.use_stream(streams[number % wanted]):
+            with ctx.use_stream(streams[number % len(streams)]):
                 copy(mine, own, peer)
         if ctx.target.compiled and link.LINK_PACED.value:
             # Beside the copies, which run at the rate of the memory.
@@ -173,15 +170,12 @@ _Copy = Callable[[torch.Tensor, torch.Tensor, int], None]
 
 def _engine(ctx: Iris) -> _Copy:
     """Copies of PyTorch between mapped memories, which the copy engine makes where the memory is another GPU's."""
-    rank = ctx.cur_rank
     theirs: dict[tuple[int, int], torch.Tensor] = {}
 
     def copy(mine: torch.Tensor, own: torch.Tensor, peer: int) -> None:
-        nbytes = mine.numel() * mine.element_size()
-        address = ctx.heap.translate(own.data_ptr(), rank, peer)
-        target = theirs.get((address, nbytes))
+        target = theirs.get((own.data_ptr(), peer))
         if target is None:
-            target = theirs[address, nbytes] = ctx.heap.region.tensor(address, nbytes, None)
+            target = theirs[own.data_ptr(), peer] = ctx.heap.on_peer(own.view(torch.uint8), peer)
         target.copy_(mine.view(torch.uint8))
 
     return copy

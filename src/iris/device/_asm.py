@@ -44,6 +44,10 @@ if INTERPRETED.value:
         """Index of the die that runs the program; 0 under the interpreter and where a device has one (int32 scalar)."""
         return _scalar(place()[1], tl.int32)
 
+    def awaits_flags():
+        """Whether there is ``await_flag``: on NVIDIA."""
+        return False
+
     @triton.jit
     def complete_stores():
         """Returns when the calling thread's stores are where every device sees them; call it before a barrier."""

@@ -24,7 +24,7 @@ TRACE_WORDS = tl.constexpr(17)
 
 # The error slot is int64: state (0 free, 1 being written, 2 complete), then the record, then a clock that only grows.
 SLOT_STATE = tl.constexpr(0)
-SLOT_RECORD = tl.constexpr(1)  # kernel, program, flag address, wanted, seen, peer
+SLOT_RECORD = tl.constexpr(1)  # kernel, program, flag address, wanted, seen, peer; _asm.await_flag writes it, too
 SLOT_CLOCK = tl.constexpr(8)
 SLOT_WORDS = tl.constexpr(16)
 
@@ -139,9 +139,7 @@ def wait_apart(flag_ptr, value, slot, limit, context, peer=-1, kernel=0):
         flag_ptr, value, context, peer, kernel: as for :func:`wait`.
         slot, limit: of :func:`slot_and_limit`.
     """
-    if _asm.INTERPRETED:
-        return wait(flag_ptr, value, context, peer, kernel)
-    elif _asm.awaits_flags():
+    if _asm.awaits_flags():
         return _asm.await_flag(flag_ptr, value, slot, limit, peer, kernel, _program())
     else:
         return wait(flag_ptr, value, context, peer, kernel)

@@ -235,7 +235,7 @@ def _issue(ctx: Iris, call: Any, s: Schedule, workspace, out, a, b, bias, scales
         num_stages=config.num_stages - overlapped,
     )  # fmt: skip
     if s.copied:
-        for stream in _copy_streams(ctx, staging, members.size - 1):
+        for stream in staging.streams(members.size - 1):
             ctx.current_stream().wait_stream(stream)
 
 
@@ -257,7 +257,7 @@ def _copy(ctx: Iris, s: Schedule, problem: Problem, config: HbmBufferConfig, sta
     chunk = s.flag_rows * config.block_size_m
     chunks = _ceil(rows, chunk)
     start = ctx.current_stream()
-    streams = _copy_streams(ctx, staging, parts)
+    streams = staging.streams(parts)
     for stream in streams:
         stream.wait_stream(start)
     for number in range(chunks):
@@ -273,11 +273,6 @@ def _copy(ctx: Iris, s: Schedule, problem: Problem, config: HbmBufferConfig, sta
                 _bring(ctx, a[first:last].view(-1), target, peer, staging.arrivals[place : place + 1])
 
 
-def _copy_streams(ctx: Iris, staging: Any, parts: int) -> list[Any]:
-    # One for each peer, whose links then carry at once. Within a card there are no links, and few hardware queues.
-    return staging.streams(1 if link_of(ctx) == "shared" else parts)
-
-
 def _bring(ctx: Iris, mine: torch.Tensor, target: torch.Tensor, peer: int, flag: torch.Tensor) -> None:
     """Copy what the peer has in the place of ``mine`` and set the flag, in the current stream."""
     context, rank = ctx.get_device_context(), ctx.cur_rank
@@ -287,8 +282,7 @@ def _bring(ctx: Iris, mine: torch.Tensor, target: torch.Tensor, peer: int, flag:
         return
     if link.LINK_PACED.value:
         launch.start(ctx, carried_kernel, (1,), mine.numel() * mine.element_size(), rank, peer, context, num_warps=1)
-    address = ctx.heap.translate(mine.data_ptr(), rank, peer)
-    target.view(torch.uint8).copy_(ctx.heap.region.tensor(address, mine.numel() * mine.element_size(), None))
+    target.view(torch.uint8).copy_(ctx.heap.on_peer(mine.view(torch.uint8), peer))
     write_value = getattr(torch.ops.symm_mem, "stream_write_value32_", None)
     if write_value is not None:
         write_value(flag.view(torch.uint32), 0, 1)

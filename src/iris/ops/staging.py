@@ -8,6 +8,7 @@ import torch
 
 from iris.errors import CaptureError
 from iris.ops._hbm_fetch import QUEUE_WORDS
+from iris.runtime.copies import CopyStreams
 
 if TYPE_CHECKING:
     from iris.runtime.context import Iris
@@ -30,7 +31,7 @@ class Staging:
     def __init__(self, ctx: Iris):
         self._ctx = ctx
         self._captured: list[Any] = []
-        self._streams: list[Any] = []
+        self._copy_streams = CopyStreams(ctx)
         empty = self._zeros(0)
         self.buffer = torch.empty(0, dtype=torch.uint8, device=ctx.get_device())
         self.flags = self.arrivals = self.partials = self._sums = empty
@@ -59,11 +60,9 @@ class Staging:
         """The sums as float32 or int32."""
         return self._sums.view(dtype)
 
-    def streams(self, count: int) -> list[Any]:
-        """Streams for copies, the same ones for each call."""
-        while len(self._streams) < count:
-            self._streams.append(self._ctx.new_stream())
-        return self._streams[:count]
+    def streams(self, copies: int) -> list[Any]:
+        """As :meth:`iris.runtime.copies.CopyStreams.take`."""
+        return self._copy_streams.take(copies)
 
     def _grow(self, nbytes: int, flags: int, sums: int, partials: int) -> None:
         if self._ctx.capturing():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris.runtime.calls import StreamOrder
+from iris.runtime.copies import CopyStreams
 from iris.runtime.heap import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -100,8 +101,7 @@ class Channels:
     def __init__(self, ctx: Iris, layout: Layout, area: torch.Tensor):
         self.layout = layout
         self.order = StreamOrder(ctx)
-        self._ctx = ctx
-        self._streams: list[Any] = []
+        self._copy_streams = CopyStreams(ctx)
         self.flags = area[: layout.flag_bytes].view(torch.int32)
         self.message_flags = area[layout.flag_bytes : layout.all_flag_bytes].view(torch.int32)
         slots = area[layout.all_flag_bytes : layout.all_flag_bytes + layout.all_slots_bytes]
@@ -114,11 +114,9 @@ class Channels:
         self.words = (self.flags, self.epochs, self.tickets)
         self.message_words = (self.message_flags, self.message_counts, self.tickets)
 
-    def streams(self, count: int) -> list[Any]:
-        """Streams for copies beside the stream of a call, the same ones for each call."""
-        while len(self._streams) < count:
-            self._streams.append(self._ctx.new_stream())
-        return self._streams[:count]
+    def streams(self, copies: int) -> list[Any]:
+        """As :meth:`iris.runtime.copies.CopyStreams.take`."""
+        return self._copy_streams.take(copies)
 
 
 def make(ctx: Iris, what: str) -> Channels:

@@ -215,6 +215,11 @@ class SymmetricHeap:
         """The address on ``to_rank`` of what ``address`` is on ``from_rank``, both as mapped in this process."""
         return address + self.region.bases[to_rank] - self.region.bases[from_rank]
 
+    def on_peer(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
+        """What ``tensor``, which is contiguous and on the own heap, is on another rank, as mapped in this process."""
+        address = self.translate(tensor.data_ptr(), self.rank, peer)
+        return self.region.tensor(address, tensor.nbytes, None).view(tensor.dtype).view(tensor.shape)
+
     def describe(self, address: int) -> str:
         """Which allocation an address on the own heap or, as mapped here, on a peer's lies in, for messages."""
         for rank, base in enumerate(self.region.bases):

@@ -40,8 +40,7 @@ _QUEUES, _LOADING = "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"
 _WANTED_QUEUES = 32
 _DEFAULT_QUEUES = 8
 _OF_A_GRAPH = 4  # operations that a replay counts as
-# What CUDA must find in the environment when it starts.
-CUDA_SETTINGS = {_QUEUES: str(_WANTED_QUEUES), _LOADING: "EAGER"}
+_CUDA_SETTINGS = {_QUEUES: str(_WANTED_QUEUES), _LOADING: "EAGER"}
 
 _HOST_FUNCTIONS = frozenset(
     {"cpu", "tolist", "numpy", "item", "to", "copy_", "equal", "allclose", "nonzero", "is_nonzero", "unique"}
@@ -209,16 +208,21 @@ def share_gpu(
     return gpu.carry
 
 
+def settle_cuda() -> None:
+    """Put into the environment what CUDA must find when it starts; what is there stays."""
+    for name, value in _CUDA_SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
 def _provide_queues(ranks: int) -> None:
     wanted = 2 * ranks + 1
     if not torch.cuda.is_initialized():
-        for name, value in CUDA_SETTINGS.items():
-            os.environ.setdefault(name, value)
+        settle_cuda()
     elif driver.loads_lazily():
         logger.warning(
             "CUDA was started without %s=EAGER, so it loads a kernel of PyTorch when that is first used, and waits for "
             "the kernels that run then: a rank may wait there for one that waits for it, until the time limit. Start "
-            "Python with %s", _LOADING, " ".join(f"{name}={value}" for name, value in CUDA_SETTINGS.items()),
+            "Python with %s", _LOADING, " ".join(f"{name}={value}" for name, value in _CUDA_SETTINGS.items()),
         )  # fmt: skip
     queues = int(os.environ.get(_QUEUES, _DEFAULT_QUEUES))
     if queues < min(wanted, _WANTED_QUEUES):
@@ -259,12 +263,12 @@ def _hold_first_launches(stack: ExitStack, world: World, gpu: Gpu) -> None:
     run = JITFunction.run
     known: list[set[Any]] = [set() for _ in range(world.size)]
     first = FirstLaunches(world, gpu.idle)
-    spills = driver.Spills()
+    spills, load_kernel = driver.Spills(), launch.load_kernel
     stack.callback(spills.give_back)
 
     def load(kernel: Any) -> None:
         if kernel is not None:
-            kernel._init_handles()
+            load_kernel(kernel)
             spills.make_room(kernel)
 
     def load_and_launch(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -281,7 +285,6 @@ def _hold_first_launches(stack: ExitStack, world: World, gpu: Gpu) -> None:
         return run(function, *args, grid=grid, warmup=False, **kwargs)
 
     _replace(stack, JITFunction, "run", load_and_launch)
-    load_kernel = launch.load_kernel
 
     def load_for_later(kernel: Any) -> None:
         if world.host is None:

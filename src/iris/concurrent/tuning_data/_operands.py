@@ -124,11 +124,10 @@ class Operands:
 
     def _output(self, peer: int) -> torch.Tensor:
         """The output of a rank of this process, or the own one."""
-        own, heap = self._dst, self._ctx.heap
+        own = self._dst
         if peer == self._ctx.get_rank() or not own.numel():
             return own
-        address = heap.translate(own.data_ptr(), self._ctx.get_rank(), peer)
-        return heap.region.tensor(address, own.nbytes, None).view(own.dtype).view(own.shape)
+        return self._ctx.heap.on_peer(own, peer)
 
     def _generator(self, of: int) -> torch.Generator:
         return torch.Generator(self._device).manual_seed(self._seed + of)
